@@ -1,0 +1,2 @@
+// Package bench measures tenure beside its peers.
+package bench

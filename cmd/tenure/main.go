@@ -1,0 +1,4 @@
+// Command tenure is the one binary.
+package main
+
+func main() {}

@@ -1,0 +1,2 @@
+// Package conformance runs every store against its real server.
+package conformance

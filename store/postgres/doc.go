@@ -1,0 +1,2 @@
+// Package postgres keeps leases in PostgreSQL.
+package postgres
