@@ -1,0 +1,27 @@
+//go:build unix && !linux
+
+package pgtest
+
+import (
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+func attr(cred *syscall.Credential) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Credential: cred}
+}
+
+func children(pid int) []int {
+	out, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output() // no output: no children
+	var list []int
+	for line := range strings.FieldsSeq(string(out)) {
+		if child, err := strconv.Atoi(line); err == nil {
+			list = append(list, child)
+		}
+	}
+	return list
+}
+
+func gone(pid int) bool { return syscall.Kill(pid, 0) != nil }
