@@ -1,0 +1,398 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/internal/term"
+	"github.com/tenurehq/tenure/store"
+)
+
+// AcquireOption changes one Acquire or TryAcquire.
+type AcquireOption func(*acquireOptions)
+
+type acquireOptions struct {
+	ttl        time.Duration
+	minHold    time.Duration
+	stallAfter time.Duration
+	meta       map[string]string
+	onWait     func(*store.HeldError)
+	onConfirm  func(*Term)
+}
+
+// WithTTL gives the term a TTL of its own; interval and margin keep their
+// proportion to it.
+func WithTTL(ttl time.Duration) AcquireOption {
+	return func(o *acquireOptions) { o.ttl = ttl }
+}
+
+// WithMinHold keeps the lease from starting another term before this long after
+// this one began, however it ends. The store keeps it.
+func WithMinHold(d time.Duration) AcquireOption {
+	return func(o *acquireOptions) { o.minHold = d }
+}
+
+// WithStallAfter ends the term with ReasonNoProgress when Term.Progress was not
+// called with a new marker for this long.
+func WithStallAfter(d time.Duration) AcquireOption {
+	return func(o *acquireOptions) { o.stallAfter = d }
+}
+
+// WithMeta keeps key-value pairs with the lease for people to read; at most
+// store.MaxMeta bytes as JSON.
+func WithMeta(meta map[string]string) AcquireOption {
+	return func(o *acquireOptions) { o.meta = meta }
+}
+
+// WithWait calls f each time the store says that the lease is not free, before
+// waiting. f must return quickly.
+func WithWait(f func(*store.HeldError)) AcquireOption {
+	return func(o *acquireOptions) { o.onWait = f }
+}
+
+// WithConfirm calls f once the term was won and after each confirmed renewal.
+// f must return quickly and must not call the Keeper; Term.TrustedUntil is allowed.
+func WithConfirm(f func(*Term)) AcquireOption {
+	return func(o *acquireOptions) { o.onConfirm = f }
+}
+
+// TryAcquire asks the store once. The error matches store.ErrHeld
+// (*store.HeldError) if somebody else holds the lease, ErrTooSlow if the answer
+// came so late that nothing was left to act on, ErrClosed, or one of package
+// store's. After an unknown outcome it gives back what may have been won.
+func (k *Keeper) TryAcquire(ctx context.Context, name string, opts ...AcquireOption) (*Term, error) {
+	w, err := k.contend(ctx, name, opts)
+	if err != nil {
+		return nil, err
+	}
+	t, err := w.try(ctx)
+	if err != nil {
+		w.giveBack()
+		return nil, fmt.Errorf("acquire: %w", err)
+	}
+	return t, nil
+}
+
+// Acquire waits until it holds the lease or ctx ends. While it waits it sends
+// nothing until the holder's expiry, if the store tells of ends and starts of
+// terms; otherwise it asks once an interval. It gives up on answers that
+// waiting will not change: store.ErrInvalid, ErrPermission, ErrSchema,
+// ErrCopied and ErrUnsupported. When ctx ends, the error matches its cause and
+// the last answer.
+func (k *Keeper) Acquire(ctx context.Context, name string, opts ...AcquireOption) (*Term, error) {
+	w, err := k.contend(ctx, name, opts)
+	if err != nil {
+		return nil, err
+	}
+	t, err := w.wait(ctx)
+	if err != nil {
+		w.giveBack()
+		return nil, fmt.Errorf("acquire: %w", err)
+	}
+	return t, nil
+}
+
+// contender is one Acquire.
+type contender struct {
+	k     *Keeper
+	name  string
+	opts  acquireOptions
+	times times
+	sent  []sentAttempt // without an answer
+	clock term.Progress // of the store's clock, as this contender saw it
+	watch *observation  // after a step of the store's clock
+	last  error         // the last answer
+}
+
+type sentAttempt struct {
+	attempt store.Attempt
+	at      clock.Reading
+}
+
+// observation is a record that is watched for a full TTL, because the store's
+// clock is not to be trusted with its expiry.
+type observation struct {
+	revision store.Revision
+	ttl      time.Duration
+}
+
+func (k *Keeper) contend(ctx context.Context, name string, opts []AcquireOption) (*contender, error) {
+	w := &contender{k: k, name: name}
+	for _, o := range opts {
+		o(&w.opts)
+	}
+	if w.opts.ttl == 0 {
+		w.opts.ttl = k.cfg.TTL
+	}
+	w.times = k.cfg.scaled(w.opts.ttl)
+	req := w.request(store.NewAttempt())
+	if err := req.Check(k.st.Features().MinTTL); err != nil {
+		return nil, err
+	}
+	if w.opts.stallAfter < 0 {
+		return nil, &store.InvalidError{Field: "stall_after", Value: w.opts.stallAfter.String(), Rule: "0s or more"}
+	}
+	select {
+	case <-k.started:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-time.After(5 * time.Second):
+		return nil, ErrNotRunning
+	}
+	return w, nil
+}
+
+func (w *contender) request(attempt store.Attempt) store.Request {
+	k := w.k
+	req := store.Request{Name: w.name, TTL: w.times.ttl, Attempt: attempt, MinHold: w.opts.minHold, Meta: w.opts.meta}
+	for _, s := range w.sent {
+		req.Known = append(req.Known, s.attempt)
+	}
+	k.mu.Lock()
+	req.Holder = k.holder
+	if g, ok := k.replace[w.name]; ok {
+		req.Replace = &g
+	}
+	k.mu.Unlock()
+	switch {
+	case w.watch != nil:
+		req.IfRevision = w.watch.revision
+	default:
+		if bound, ok := w.clock.Bound(k.now()); ok {
+			// The request itself may take as long as its timeout.
+			req.ClockNotAfter = bound.Add(w.times.margin + w.timeout())
+		}
+	}
+	return req
+}
+
+// timeout bounds one request.
+func (w *contender) timeout() time.Duration { return w.times.interval }
+
+// try asks once.
+func (w *contender) try(ctx context.Context) (*Term, error) {
+	k := w.k
+	if k.isClosing() {
+		return nil, ErrClosed
+	}
+	w.forget()
+	attempt := store.NewAttempt()
+	req := w.request(attempt)
+	one, cancel := context.WithTimeout(ctx, w.timeout())
+	sent := k.now()
+	w.sent = append(w.sent, sentAttempt{attempt, sent})
+	rec, err := k.st.Acquire(one, req)
+	cancel()
+	got := k.now()
+	var held *store.HeldError
+	switch {
+	case err == nil:
+		w.clock.Step(sent, got, rec.Now)
+	case errors.As(err, &held):
+		w.clock.Step(sent, got, held.Record.Now)
+	}
+	if store.Classify(err) != store.CodeNoContact { // decided: nothing is open any more
+		w.sent = nil
+	}
+	w.last = err
+	if err != nil {
+		return nil, err
+	}
+	return w.won(ctx, req, rec, sent, got)
+}
+
+// forget drops attempts that can no longer be found in a live record: a term
+// that they won would have ended.
+func (w *contender) forget() {
+	now := w.k.now()
+	for len(w.sent) > 0 && (now.Elapsed(w.sent[0].at) > 2*w.times.ttl || len(w.sent) >= store.MaxKnown) {
+		w.sent = w.sent[1:]
+	}
+}
+
+// won makes the Term, or gives it back if nothing of it is left.
+func (w *contender) won(ctx context.Context, req store.Request, rec store.Record, sent, got clock.Reading) (*Term, error) {
+	k := w.k
+	params := term.Params{TTL: w.times.ttl, Margin: w.times.margin, StallAfter: w.opts.stallAfter}
+	if rec.TTL < w.times.ttl { // the store grants less: keep the proportions
+		w.times = k.cfg.scaled(rec.TTL)
+		params.TTL, params.Margin = w.times.ttl, w.times.margin
+	}
+	t := &Term{
+		k: k, name: w.name, holder: req.Holder, token: rec.Token, times: w.times, opts: w.opts,
+		m: term.New(params, req.Attempt, sent, got, rec.TTL),
+	}
+	if req.Replace != nil {
+		k.dropReplaced(req.Replace)
+	}
+	slow := t.m.Check(k.now()) == term.Lost
+	var err error
+	if !slow {
+		t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+		t.check()
+		err = k.add(t)
+	}
+	if slow || err != nil {
+		w.sent = []sentAttempt{{req.Attempt, sent}}
+		if slow {
+			err = fmt.Errorf("%w: %q was won after %s, margin %s leaves nothing of TTL %s", ErrTooSlow, w.name,
+				got.Elapsed(sent).Round(time.Millisecond), w.times.margin, w.times.ttl)
+			w.giveBack()
+		}
+		return nil, err
+	}
+	k.emit(Event{Kind: EventAcquired, Lease: t.name, Holder: t.holder, Token: t.token})
+	if w.opts.onConfirm != nil {
+		w.opts.onConfirm(t)
+	}
+	return t, nil
+}
+
+func (k *Keeper) dropReplaced(g *store.Grant) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if have, ok := k.replace[g.Name]; ok && have.Token == g.Token {
+		delete(k.replace, g.Name)
+	}
+}
+
+// giveBack releases what an attempt without an answer may have won. Nobody
+// waits for its outcome: the term would lapse by itself.
+func (w *contender) giveBack() {
+	if len(w.sent) == 0 {
+		return
+	}
+	g := store.Grant{Name: w.name, Attempt: store.NewAttempt()}
+	for _, s := range w.sent {
+		g.Known = append(g.Known, s.attempt)
+	}
+	w.sent = nil
+	ctx, cancel := context.WithTimeout(w.k.logCtx, min(w.k.cfg.ReleaseTimeout, 2*time.Second))
+	defer cancel()
+	if _, err := w.k.st.Release(ctx, []store.Grant{g}); err != nil {
+		w.k.cfg.Logger.Warn("an acquire without an answer may hold the lease until it lapses", "lease", w.name, "err", err)
+	}
+}
+
+// wait tries until it holds the lease.
+func (w *contender) wait(ctx context.Context) (*Term, error) {
+	var events <-chan store.Event
+	watching, stopWatching := context.WithCancel(ctx)
+	defer stopWatching()
+	watcher, canWatch := w.k.st.(store.Watcher)
+	told := false
+	for {
+		t, err := w.try(ctx)
+		if err == nil {
+			return t, nil
+		}
+		if w.final(err) {
+			return nil, err
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			return nil, errors.Join(cause, err)
+		}
+		var held *store.HeldError
+		if errors.As(err, &held) {
+			if !told || held.Reason != store.HeldByTerm {
+				told = true
+				w.k.emit(Event{Kind: EventWaiting, Lease: w.name, Holder: held.Record.Holder, Token: held.Record.Token, Reason: Reason(held.Reason), Left: held.Remaining})
+			}
+			if w.opts.onWait != nil {
+				w.opts.onWait(held)
+			}
+			if canWatch && events == nil {
+				events, err = watcher.Watch(watching, w.name)
+				if err == nil {
+					continue // ask again: it may have ended before the watch began
+				}
+				events, canWatch = nil, !errors.Is(err, store.ErrUnsupported)
+			}
+		}
+		if events, err = w.sleep(ctx, w.pause(err, held, events != nil), events); err != nil {
+			return nil, errors.Join(err, w.last)
+		}
+	}
+}
+
+// final reports whether waiting cannot change the answer.
+func (w *contender) final(err error) bool {
+	switch store.Classify(err) {
+	case store.CodeInvalid, store.CodePermission, store.CodeSchema, store.CodeCopied, store.CodeUnsupported:
+		return true
+	}
+	return errors.Is(err, ErrClosed)
+}
+
+// pause returns how long to wait after an answer.
+func (w *contender) pause(err error, held *store.HeldError, watched bool) time.Duration {
+	interval := w.times.interval
+	switch {
+	case errors.Is(err, store.ErrClockStep):
+		// Judge the expiry by watching the record for its whole TTL instead.
+		return w.observe()
+	case w.watch != nil:
+		// The record changed under the observation: believe its clock again.
+		w.watch, w.clock = nil, term.Progress{}
+	}
+	switch {
+	case held == nil:
+		return shorten(interval, 0.5)
+	case watched:
+		return held.Remaining + jitter(min(50*time.Millisecond, w.times.margin/4))
+	default:
+		return min(held.Remaining+jitter(min(50*time.Millisecond, w.times.margin/4)), shorten(interval, 0.2))
+	}
+}
+
+func jitter(most time.Duration) time.Duration { return time.Duration(rand.Float64() * float64(most)) }
+
+// observe begins or goes on with watching the record.
+func (w *contender) observe() time.Duration {
+	ctx, cancel := context.WithTimeout(w.k.logCtx, w.timeout())
+	defer cancel()
+	rec, err := w.k.st.Get(ctx, w.name)
+	if err != nil {
+		return shorten(w.times.interval, 0.5)
+	}
+	w.k.emit(Event{Kind: EventClockStep, Lease: w.name, Holder: rec.Holder, Token: rec.Token})
+	// From the arrival of the reply that showed the revision, on our clocks.
+	w.watch = &observation{revision: rec.Revision, ttl: rec.TTL}
+	return w.watch.ttl
+}
+
+// sleep waits for d, or until the store tells that the lease may be free. It
+// returns the channel to go on with, nil if the store can no longer tell.
+func (w *contender) sleep(ctx context.Context, d time.Duration, events <-chan store.Event) (<-chan store.Event, error) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			return events, nil
+		case <-ctx.Done():
+			return events, context.Cause(ctx)
+		case <-w.k.closing:
+			return events, ErrClosed
+		case e, ok := <-events:
+			switch {
+			case !ok: // ask, and watch anew if it can be; many lose their watch together
+				events = nil
+				timer.Reset(jitter(min(d, w.times.interval/4)))
+			case w.watch != nil:
+				// The record moved: the observation is over.
+				return events, nil
+			case e.Held:
+				timer.Reset(e.Remaining + jitter(min(50*time.Millisecond, w.times.margin/4)))
+			default:
+				// Of many that wait only few should ask at once; who is told of
+				// a new term meanwhile does not ask at all.
+				timer.Reset(jitter(min(50*time.Millisecond, time.Duration(max(e.Waiters-1, 0))*500*time.Microsecond)))
+			}
+		}
+	}
+}

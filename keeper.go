@@ -1,0 +1,356 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/internal/term"
+	"github.com/tenurehq/tenure/store"
+)
+
+// Keeper holds terms of leases in one store for one process. It is safe for
+// concurrent use. Use one for each store.
+type Keeper struct {
+	st     store.Store
+	cfg    Config
+	fork   *forkMark
+	now    clock.Source
+	logCtx context.Context // carries nothing; slog wants one
+
+	started chan struct{} // closed when Run begins
+	closing chan struct{} // closed when Run's context has ended
+	wake    chan struct{} // one pending nudge of Run's loop
+	work    sync.WaitGroup
+
+	mu      sync.Mutex
+	holder  string
+	running bool
+	closed  bool // Run has returned
+	terms   map[*Term]struct{}
+	beats   map[time.Duration]*beat // by interval: terms of one interval are renewed together
+	replace map[string]store.Grant  // restored terms that a new Acquire may replace
+	clock   term.Progress           // of the store's clock
+	failed  clock.Reading           // when a failing renewal was last told
+	pending []*release              // asked for and not yet sent
+	sending bool                    // a release request is on its way
+}
+
+// beat is the schedule of all terms with one interval.
+type beat struct {
+	from clock.Reading // when the last request left
+	wait time.Duration // until the next
+}
+
+// NewKeeper checks cfg and returns a Keeper over st. It starts nothing: call Run.
+// The error matches ErrConfig.
+func NewKeeper(st store.Store, cfg Config) (*Keeper, error) {
+	cfg, warning, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if err := store.CheckTTL(cfg.TTL, st.Features().MinTTL); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	k := &Keeper{
+		st: st, cfg: cfg, fork: newForkMark(), now: cfg.clock, logCtx: context.Background(),
+		started: make(chan struct{}), closing: make(chan struct{}), wake: make(chan struct{}, 1),
+		holder: newHolder(cfg.Host),
+		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]store.Grant{},
+	}
+	if k.now == nil {
+		k.now = clock.Now
+	}
+	if warning != "" {
+		cfg.Logger.Warn("few renewals fit into a term", "advice", warning)
+	}
+	return k, nil
+}
+
+// Config returns the settings in force, defaults filled in.
+func (k *Keeper) Config() Config { return k.cfg }
+
+// Store returns the store that the Keeper was made with.
+func (k *Keeper) Store() store.Store { return k.st }
+
+// Holder returns the identity under which the Keeper contends at present.
+func (k *Keeper) Holder() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.holder
+}
+
+// Run renews terms until ctx ends. It then asks the work under each term to
+// stop (the terms' contexts end with ReasonShutdown), goes on renewing until
+// each was released or DrainTimeout has passed, and returns when nothing that
+// it started is left. It returns nil, or an error matching ErrNotReleased that
+// names the terms left to expire. It can be called once.
+func (k *Keeper) Run(ctx context.Context) error {
+	k.mu.Lock()
+	if k.running {
+		k.mu.Unlock()
+		return errors.New("tenure: Run was called twice")
+	}
+	k.running = true
+	close(k.started)
+	k.mu.Unlock()
+
+	stop := ctx.Done()
+	var drained <-chan time.Time
+	answers := make(chan struct{}, 1)
+	inFlight := false
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-k.wake:
+		case <-answers:
+			inFlight = false
+		case <-stop:
+			stop = nil
+			drained = time.After(k.cfg.DrainTimeout)
+			k.drain()
+		case <-drained:
+			return k.close()
+		}
+		tick := k.look()
+		if stop == nil && k.idle() {
+			return k.close()
+		}
+		if !inFlight {
+			due, next := k.due()
+			if len(due) > 0 {
+				inFlight = true
+				k.work.Go(func() {
+					k.renew(due)
+					answers <- struct{}{}
+				})
+			}
+			tick = min(tick, next)
+		}
+		timer.Reset(tick)
+	}
+}
+
+// nudge makes Run's loop look around at once.
+func (k *Keeper) nudge() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// look checks every term against the clocks, which ends those whose time is
+// over, and returns how long the loop may sleep.
+func (k *Keeper) look() time.Duration {
+	sleep := time.Duration(1<<62 - 1)
+	for _, t := range k.list() {
+		if s := t.check(); s != term.Held && s != term.Doubt {
+			continue
+		}
+		sleep = min(sleep, t.times.tick())
+		t.mu.Lock()
+		if left := t.m.Left(t.m.At()); left > 0 { // to the very end, not to the next tick
+			sleep = min(sleep, left)
+		}
+		t.mu.Unlock()
+	}
+	return max(sleep, time.Millisecond)
+}
+
+func (k *Keeper) list() []*Term {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	list := make([]*Term, 0, len(k.terms))
+	for t := range k.terms {
+		list = append(list, t)
+	}
+	return list
+}
+
+// due returns the terms to put into the next request, and the time until
+// something will be due otherwise. A term whose record was busy goes alone, so
+// that one locked record delays no other.
+func (k *Keeper) due() (due []*Term, next time.Duration) {
+	terms, now := k.list(), k.now()
+	ready, next := k.strike(terms, now)
+	var alone *Term
+	for _, t := range terms {
+		t.mu.Lock()
+		state, busy, wait := t.m.State(), t.busy, -now.Elapsed(t.retryAt)
+		t.mu.Unlock()
+		switch {
+		case state != term.Held && state != term.Doubt:
+		case busy && wait <= 0:
+			alone = t
+		case busy:
+			next = min(next, wait)
+		case ready[t.times.interval], state == term.Doubt:
+			due = append(due, t)
+		}
+	}
+	if alone != nil && len(due) == 0 {
+		return []*Term{alone}, next
+	}
+	slices.SortFunc(due, func(a, b *Term) int { return strings.Compare(a.name, b.name) })
+	return due, next
+}
+
+// strike returns which intervals are due now, sets their next beat, and returns
+// the time until the first of the others.
+func (k *Keeper) strike(terms []*Term, now clock.Reading) (ready map[time.Duration]bool, next time.Duration) {
+	used := map[time.Duration]bool{}
+	for _, t := range terms {
+		used[t.times.interval] = true
+	}
+	ready, next = map[time.Duration]bool{}, 1<<62-1
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for interval, b := range k.beats {
+		left := b.wait - now.Elapsed(b.from)
+		switch {
+		case !used[interval]:
+			delete(k.beats, interval)
+		case left <= 0:
+			ready[interval] = true
+			b.from, b.wait = now, shorten(interval, 0.01)
+		default:
+			next = min(next, left)
+		}
+	}
+	return ready, next
+}
+
+// shorten takes a random part, at most the given fraction, off d.
+func shorten(d time.Duration, fraction float64) time.Duration {
+	return d - time.Duration(rand.Float64()*fraction*float64(d))
+}
+
+// add takes in a new term and puts it on the beat of its interval. A beat that
+// begins now begins at a random phase, so that processes started together spread out.
+func (k *Keeper) add(t *Term) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.isClosing() {
+		return ErrClosed
+	}
+	k.terms[t] = struct{}{}
+	if k.beats[t.times.interval] == nil {
+		k.beats[t.times.interval] = &beat{from: k.now(), wait: shorten(t.times.interval, 0.5)}
+	}
+	k.nudge()
+	return nil
+}
+
+// isClosing reports whether Run's context has ended.
+func (k *Keeper) isClosing() bool {
+	select {
+	case <-k.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// ended takes a term that is over out of the schedule.
+func (k *Keeper) ended(t *Term) {
+	k.mu.Lock()
+	delete(k.terms, t)
+	k.mu.Unlock()
+	k.nudge()
+}
+
+// drain asks all work to stop. The terms stay held.
+func (k *Keeper) drain() {
+	k.mu.Lock()
+	close(k.closing) // under mu: whatever add took in before is in the list below
+	k.mu.Unlock()
+	for _, t := range k.list() {
+		t.mu.Lock()
+		cause := t.lost(ReasonShutdown, k.now())
+		t.mu.Unlock()
+		t.cancel(cause)
+	}
+}
+
+// idle reports whether nothing is held and nothing is being released.
+func (k *Keeper) idle() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.terms) == 0 && len(k.pending) == 0 && !k.sending
+}
+
+// close ends Run: it waits for the requests on their way and names what is left.
+func (k *Keeper) close() error {
+	k.mu.Lock()
+	k.closed = true
+	k.mu.Unlock()
+	var left []error
+	for _, t := range k.list() {
+		left = append(left, fmt.Errorf("%w: %q (token %s)", ErrNotReleased, t.name, t.token))
+		t.apply(func(m *term.Machine, now clock.Reading) { m.Lose(string(ReasonShutdown), now) })
+	}
+	k.work.Wait()
+	return errors.Join(left...)
+}
+
+// DoubtKind says what the platform knows.
+type DoubtKind string
+
+// The kinds of doubt.
+const (
+	// DoubtWake: this host was asleep or stood still. A renewal clears the doubt.
+	DoubtWake DoubtKind = "wake"
+	// DoubtRestore: this host or process may run twice, or go on from an older
+	// state. Every term ends at once, and the identity with it; the next Acquire
+	// of the same name may replace the old term, with a larger token, if no copy
+	// has done so first.
+	DoubtRestore DoubtKind = "restore"
+)
+
+// Doubt tells the Keeper what it cannot see itself. When it returns, MayAct
+// answers false for every term, until a renewal that left afterwards confirms
+// (DoubtWake) or for good (DoubtRestore). why is for people; "" is allowed.
+func (k *Keeper) Doubt(kind DoubtKind, why string) {
+	for _, t := range k.list() {
+		if kind == DoubtWake {
+			t.apply(func(m *term.Machine, now clock.Reading) { m.Doubt(string(ReasonWake), now) })
+			continue
+		}
+		k.restored(t, why)
+	}
+	if kind == DoubtRestore {
+		k.renameHolder()
+	}
+	k.nudge()
+}
+
+// restored ends t and keeps its grant for the Acquire that may replace it.
+func (k *Keeper) restored(t *Term, why string) {
+	var grant *store.Grant
+	t.apply(func(m *term.Machine, now clock.Reading) {
+		if s := m.Check(now); s == term.Held || s == term.Doubt {
+			g := t.grant()
+			grant, t.why = &g, why
+			m.Lose(string(ReasonRestored), now)
+		}
+	})
+	if grant != nil {
+		k.mu.Lock()
+		k.replace[t.name] = *grant
+		k.mu.Unlock()
+	}
+}
+
+func (k *Keeper) renameHolder() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.holder = newHolder(k.cfg.Host)
+}

@@ -1,0 +1,146 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/internal/term"
+	"github.com/tenurehq/tenure/store"
+)
+
+// renew sends one request for the given terms and takes in the answers. Run
+// has at most one of them on its way.
+func (k *Keeper) renew(due []*Term) {
+	var (
+		terms   []*Term
+		grants  []store.Grant
+		timeout = store.MaxTTL
+	)
+	for _, t := range due {
+		var (
+			grant store.Grant
+			ok    bool
+		)
+		t.apply(func(m *term.Machine, now clock.Reading) {
+			grant = t.grant()
+			if ok = m.Sent(grant.Attempt, now); ok {
+				timeout = min(timeout, t.times.interval, m.Left(now))
+			}
+		})
+		if ok {
+			terms, grants = append(terms, t), append(grants, grant)
+		}
+	}
+	if len(terms) == 0 {
+		return
+	}
+	sent := k.now()
+	ctx, cancel := context.WithTimeout(k.logCtx, max(timeout, time.Millisecond))
+	results, err := k.st.Renew(ctx, grants)
+	cancel()
+	if err == nil && len(results) != len(grants) {
+		err = errors.New("tenure: the store answered for another number of terms than it was asked for")
+	}
+	got := k.now()
+	failed, renamed := 0, false
+	var firstErr error
+	for i, t := range terms {
+		r := store.Result{Err: err}
+		if err == nil {
+			r = results[i]
+			if i == 0 {
+				k.watchClock(sent, got, r.Record.Now)
+			}
+		}
+		lost := t.answered(grants[i].Attempt, r)
+		if r.Err != nil && !lost {
+			failed++
+			if firstErr == nil {
+				firstErr = r.Err
+			}
+		}
+		renamed = renamed || lost && errors.Is(r.Err, store.ErrSuperseded)
+	}
+	if renamed { // a copy of this process may be at work: go on under another name
+		k.renameHolder()
+	}
+	if failed > 0 {
+		k.retrySoon(terms, err != nil)
+		k.tellFailing(failed, terms[0].times.interval, firstErr)
+	}
+}
+
+// answered takes in the answer for one term. It reports whether the answer ended it.
+func (t *Term) answered(attempt store.Attempt, r store.Result) (lost bool) {
+	confirmed := false
+	t.apply(func(m *term.Machine, now clock.Reading) {
+		t.busy = false
+		if s := m.Check(now); s != term.Held && s != term.Doubt {
+			return
+		}
+		switch {
+		case r.Err == nil:
+			t.lastErr = nil
+			confirmed = m.Confirm(attempt, now, r.Record.TTL)
+		case store.Definite(r.Err):
+			t.lastErr, t.rival, t.why = r.Err, r.Record, r.Record.Why
+			m.Lose(string(store.Classify(r.Err)), now)
+			lost = true
+		default:
+			t.lastErr = r.Err
+			if errors.Is(r.Err, store.ErrBusy) {
+				t.busy, t.retryAt = true, now.Add(t.times.interval/8)
+			}
+			m.Fail(string(store.Classify(r.Err)), now)
+			if t.k.cfg.StandDownOnError {
+				m.Lose(string(store.Classify(r.Err)), now)
+			}
+		}
+	})
+	if confirmed && t.opts.onConfirm != nil {
+		t.opts.onConfirm(t)
+	}
+	return lost
+}
+
+// retrySoon brings the next try forward: a quarter of the interval after a
+// request that failed as a whole.
+func (k *Keeper) retrySoon(terms []*Term, whole bool) {
+	if !whole {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.now()
+	for _, t := range terms {
+		if b := k.beats[t.times.interval]; b != nil {
+			b.from, b.wait = now, shorten(t.times.interval/4, 0.2)
+		}
+	}
+}
+
+// tellFailing reports failing renewals, at most once an interval.
+func (k *Keeper) tellFailing(terms int, interval time.Duration, err error) {
+	now := k.now()
+	k.mu.Lock()
+	quiet := k.failed != (clock.Reading{}) && now.Elapsed(k.failed) < interval
+	if !quiet {
+		k.failed = now
+	}
+	k.mu.Unlock()
+	if !quiet {
+		k.emit(Event{Kind: EventFailing, Reason: Reason(store.Classify(err)), Terms: terms, Err: err})
+	}
+}
+
+// watchClock reports a step of the store's clock by more than the margin.
+func (k *Keeper) watchClock(sent, got clock.Reading, storeNow time.Time) {
+	k.mu.Lock()
+	step := k.clock.Step(sent, got, storeNow)
+	k.mu.Unlock()
+	if step > k.cfg.Margin || step < -k.cfg.Margin {
+		k.emit(Event{Kind: EventClockStep, Step: step})
+	}
+}
