@@ -1,0 +1,78 @@
+# Every target works on all modules of go.work unless it says otherwise.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+# What "go test" is given: every module except bench, whose client-go is heavy
+# to compile and which has no tests; vet compiles it.
+TESTED = $$(go list -m -f '{{.Dir}}/...' | grep -v '/bench/\.\.\.$$')
+MODULES = $$(go list -m -f '{{.Dir}}')
+
+# A package that takes longer than this hangs.
+TIMEOUT ?= 20m
+FUZZTIME ?= 20s
+TORTURE_TERMS ?= 100000
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/tenure
+	@tools/need go
+	go build -o bin/tenure ./cmd/tenure
+
+.PHONY: test
+test: ## run all tests, the short form of the torture test included (needs Postgres)
+	@tools/need go postgres
+	go test -timeout $(TIMEOUT) $(TESTED)
+
+.PHONY: race
+race: ## run all tests with the race detector
+	@tools/need go cc postgres
+	go test -race -timeout 40m $(TESTED)
+
+.PHONY: torture
+torture: ## run the long form of the torture test (TORTURE_TERMS=100000)
+	@tools/need go postgres
+	cd conformance && TENURE_TORTURE_TERMS=$(TORTURE_TERMS) go test -run TestTorture -count 1 -v -timeout 12h .
+
+.PHONY: bench
+bench: ## measure and write docs/BENCHMARKS.md
+	@tools/need go postgres
+	cd bench && go run . -o ../docs/BENCHMARKS.md
+
+.PHONY: fuzz
+fuzz: ## run each fuzz test for FUZZTIME (20s)
+	@tools/need go
+	@grep -rl --include '*_test.go' '^func Fuzz' . | xargs -rn 1 dirname | sort -u | while read -r dir; do \
+		grep -hoE '^func Fuzz[A-Za-z0-9_]*' "$$dir"/*_test.go | cut -d ' ' -f 2 | while read -r name; do \
+			echo "$$dir $$name"; \
+			go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$dir"; \
+		done; \
+	done
+
+.PHONY: lint
+lint: bin/golangci-lint ## run golangci-lint, at the version that tools/go.mod pins
+	@for dir in $(MODULES); do echo "lint $$dir"; (cd "$$dir" && "$(CURDIR)/bin/golangci-lint" run ./...); done
+
+# The linter has a module outside the workspace, so that its many dependencies
+# move none of ours.
+bin/golangci-lint: tools/go.mod tools/go.sum
+	@tools/need go
+	GOWORK=off go -C tools build -o "$(CURDIR)/$@" github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: generate
+generate: ## write the generated parts of the documentation
+	go test ./cmd/tenure -run 'TestStoresTable|TestExitTable' -count 1 -update
+
+.PHONY: verify
+verify: ## check go.mod files, formatting, vet, lint and generated documentation
+	@tools/need go
+	@for dir in $(MODULES) tools; do echo "tidy $$dir"; go -C "$$dir" mod tidy -diff; done
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w these:"; echo "$$unformatted"; exit 1; }
+	@for dir in $(MODULES); do echo "vet $$dir"; go -C "$$dir" vet ./...; done
+	@$(MAKE) lint
+	go test ./cmd/tenure -run 'TestStoresTable|TestExitTable' -count 1
