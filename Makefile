@@ -26,17 +26,17 @@ build: ## build bin/tenure
 
 .PHONY: test
 test: ## run all tests, the short form of the torture test included (needs Postgres)
-	@tools/need go postgres
+	@tools/need go postgres faketime
 	go test -timeout $(TIMEOUT) $(TESTED)
 
 .PHONY: race
 race: ## run all tests with the race detector
-	@tools/need go cc postgres
+	@tools/need go cc postgres faketime
 	go test -race -timeout 40m $(TESTED)
 
 .PHONY: torture
 torture: ## run the long form of the torture test (TORTURE_TERMS=100000)
-	@tools/need go postgres
+	@tools/need go postgres faketime
 	cd conformance && TENURE_TORTURE_TERMS=$(TORTURE_TERMS) go test -run TestTorture -count 1 -v -timeout 12h .
 
 .PHONY: bench
