@@ -1,4 +1,77 @@
-// Command tenure is the one binary.
+// Command tenure runs jobs under leases and looks after the leases of a store.
+//
+// It is the one binary of the project and the only place that names concrete
+// backends (backend.go). What it prints on standard output is the answer that
+// was asked for; everything else goes to standard error, one line a fact. Its
+// exit codes are in exit.go.
+//
+// It opens one store a run: the one that --store or TENURE_STORE names, else a
+// SQLite file of this user. It sets up and upgrades the tables of that file
+// only; every other store is changed by "tenure migrate" alone.
 package main
 
-func main() {}
+import (
+	"context"
+	"io"
+	"os"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	os.Exit(execute(context.Background(), os.Args[1:], console{
+		in: os.Stdin, out: os.Stdout, err: os.Stderr,
+		interactive: isatty.IsTerminal(os.Stdin.Fd()) && isatty.IsTerminal(os.Stderr.Fd()),
+	}))
+}
+
+// console is where a command talks to its caller.
+type console struct {
+	in       io.Reader
+	out, err io.Writer
+	// interactive says that a person can be asked: input and standard error
+	// are terminals.
+	interactive bool
+}
+
+// execute runs the command that args name and returns its exit code.
+func execute(ctx context.Context, args []string, con console) int {
+	root := newRoot(con)
+	root.SetArgs(args)
+	root.SetIn(con.in)
+	root.SetOut(con.out)
+	root.SetErr(con.err)
+	cmd, err := root.ExecuteContextC(ctx)
+	return report(con.err, cmd, err)
+}
+
+func newRoot(con console) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "tenure",
+		Short: "Run jobs under leases, and look after the leases",
+		Long: `tenure decides who may act: it keeps leases with fencing tokens in a database
+that you already run, and runs jobs so that two copies do not overlap.
+
+` + storeHelp + `
+
+` + durationHelp + `
+
+` + exitHelp(),
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          helpOnly,
+	}
+	root.PersistentFlags().String("store", "", "store to use (default $TENURE_STORE, else a SQLite file of this user)")
+	root.AddCommand(
+		newLease(con),
+		newMigrate(),
+		newDoctor(),
+		newVersion(),
+	)
+	return root
+}
+
+// helpOnly is the action of a command that only groups others.
+func helpOnly(cmd *cobra.Command, _ []string) error { return cmd.Help() }

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurehq/tenure/store/postgres"
+)
+
+// connectPostgres prepares connections to the server at url. None is made
+// before the first request.
+func connectPostgres(ctx context.Context, url string) (backend, closeFunc, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, nil, failf(exitUsage, "store URL: %w", err)
+	}
+	cfg.ConnConfig.RuntimeParams["application_name"] = "tenure"
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect: %w", err)
+	}
+	st, err := postgres.New(pool, postgres.Config{})
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return st, func() { st.Close(); pool.Close() }, nil
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tenurehq/tenure/store"
+)
+
+// Exit codes. They lie in the range of sysexits.h and just above it, clear of 1
+// and 2, which most programs use, and of what shells use: 126, 127 and 128+n.
+// "tenure run" passes the codes of its command through, so that a command
+// which uses these codes itself cannot be told apart by the code alone.
+const (
+	exitOK          = 0
+	exitUsage       = 64  // a bad argument, flag, name, URL or duration
+	exitNotFound    = 66  // no such lease
+	exitUnavailable = 69  // the store did not answer, or is busy
+	exitInternal    = 70  // a fault in tenure itself
+	exitNotAcquired = 75  // somebody else holds the lease; try later
+	exitPermission  = 77  // the store or the system does not allow it
+	exitConfig      = 78  // the store is not set up for this: tables, version, a copy
+	exitSlotDone    = 79  // the slot was done already: somebody else ran it
+	exitLost        = 80  // the lease was lost while the command ran
+	exitNoProgress  = 81  // the command made no progress and was stopped
+	exitConflict    = 82  // the term is not the current one, nothing was changed
+	exitWarnings    = 83  // doctor: at least one warning
+	exitBroken      = 84  // doctor: a promise does not hold
+	exitNotExec     = 126 // the command cannot be started: not executable
+	exitNoCommand   = 127 // the command cannot be started: not found
+)
+
+// exitCodes is the table that the help, the README and the tests share.
+var exitCodes = []struct {
+	code    int
+	meaning string
+}{
+	{exitOK, "done"},
+	{exitUsage, "usage: a bad argument, flag, name, URL or duration"},
+	{exitNotFound, "no such lease"},
+	{exitUnavailable, "the store is busy or cannot be reached: no answer, no such database, a certificate that does not count"},
+	{exitInternal, "a fault in tenure itself"},
+	{exitNotAcquired, "not acquired: somebody else holds the lease"},
+	{exitPermission, "not permitted, wrong password, or the store is read-only"},
+	{exitConfig, "the store is not set up for this: no tables, another version, a copied file, not able to"},
+	{exitSlotDone, "the slot is done already: somebody else ran it"},
+	{exitLost, "the lease was lost while the command ran"},
+	{exitNoProgress, "the command made no progress and was stopped"},
+	{exitConflict, "the token is not the current one; nothing was changed"},
+	{exitWarnings, "doctor: at least one warning"},
+	{exitBroken, "doctor: a promise does not hold"},
+	{exitNotExec, "the command cannot be started: not executable"},
+	{exitNoCommand, "the command cannot be started: not found"},
+}
+
+func exitHelp() string {
+	var b strings.Builder
+	b.WriteString("Exit codes (\"tenure run\" passes its command's own code through, and 128+n for signal n):")
+	for _, c := range exitCodes {
+		fmt.Fprintf(&b, "\n  %3d  %s", c.code, c.meaning)
+	}
+	return b.String()
+}
+
+// exitError ends the program with a code. Err may be nil: then nothing is
+// printed, as the answer was given already.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// failf returns an error that ends the program with code and this message.
+func failf(code int, format string, args ...any) error {
+	return &exitError{code: code, err: fmt.Errorf(format, args...)}
+}
+
+// codeExits maps the reason codes of package store to exit codes.
+var codeExits = map[store.Code]int{
+	store.CodeHeld:        exitNotAcquired,
+	store.CodeSuperseded:  exitConflict,
+	store.CodeExpired:     exitConflict,
+	store.CodeMissing:     exitConflict,
+	store.CodeRevoked:     exitConflict,
+	store.CodeReleased:    exitConflict,
+	store.CodeStale:       exitConflict,
+	store.CodeNotFound:    exitNotFound,
+	store.CodeSlotDone:    exitSlotDone,
+	store.CodeClockStep:   exitNotAcquired,
+	store.CodeBusy:        exitUnavailable,
+	store.CodeNoContact:   exitUnavailable,
+	store.CodePermission:  exitPermission,
+	store.CodeReadOnly:    exitPermission,
+	store.CodeSchema:      exitConfig,
+	store.CodeCopied:      exitConfig,
+	store.CodeUnsupported: exitConfig,
+	store.CodeInvalid:     exitUsage,
+}
+
+// asExit gives err the exit code of its kind, unless it has one.
+func asExit(err error) error {
+	if err == nil {
+		return nil
+	}
+	var coded *exitError
+	if errors.As(err, &coded) {
+		return err
+	}
+	code, ok := codeExits[store.Classify(err)]
+	if !ok {
+		code = exitInternal
+	}
+	return &exitError{code: code, err: err}
+}
+
+// action makes a cobra action of f: its context ends at SIGINT or SIGTERM, and
+// its errors carry an exit code. An error without one is then cobra's own,
+// about the arguments.
+func action(f func(ctx context.Context, cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		ctx, cancel := context.WithCancelCause(cmd.Context())
+		defer cancel(nil)
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+		defer signal.Stop(signals)
+		go func() {
+			select {
+			case s := <-signals:
+				n, _ := s.(syscall.Signal)
+				cancel(&exitError{code: 128 + int(n)})
+			case <-ctx.Done():
+			}
+		}()
+		err := f(ctx, cmd, args)
+		var stopped *exitError
+		if errors.As(context.Cause(ctx), &stopped) {
+			return stopped
+		}
+		return asExit(err)
+	}
+}
+
+// report prints err on one line and returns the exit code that it stands for.
+func report(w io.Writer, cmd *cobra.Command, err error) int {
+	if err == nil {
+		return exitOK
+	}
+	var coded *exitError
+	if !errors.As(err, &coded) { // cobra's own, about the arguments
+		coded = &exitError{code: exitUsage, err: err}
+	}
+	if coded.err == nil {
+		return coded.code
+	}
+	msg := escape(oneLine(err.Error()))
+	if coded.code == exitUsage {
+		msg += fmt.Sprintf(" (see \"%s --help\")", cmd.CommandPath())
+	}
+	fmt.Fprintln(w, "tenure: "+msg)
+	return coded.code
+}
+
+// oneLine joins the lines of a message from elsewhere.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

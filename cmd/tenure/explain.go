@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tenurehq/tenure/store"
+)
+
+// explain adds to a refusal of the store at loc which store it was and, where
+// the store cannot know it, the command that helps. It gives err the exit code
+// of its kind. A decision on a lease needs no more words.
+func explain(loc location, err error) error {
+	var coded *exitError
+	if err == nil || errors.As(err, &coded) {
+		return err
+	}
+	next := ""
+	switch store.Classify(err) {
+	case store.CodeSchema:
+		next = fmt.Sprintf("; if its tables are missing or old, run \"tenure migrate --store %s\"", loc)
+	case store.CodeCopied:
+		next = fmt.Sprintf("; \"tenure migrate --adopt --store %s\" does that", loc)
+	case store.CodeNotFound:
+		next = "; \"tenure lease ls\" shows the names"
+	case store.CodeNoContact:
+		if errors.Is(err, context.DeadlineExceeded) {
+			next = "; check the address, or allow more time with --timeout"
+		}
+	case store.CodeBusy, store.CodePermission, store.CodeReadOnly, store.CodeUnsupported:
+	default:
+		return asExit(err)
+	}
+	msg := oneLine(err.Error())
+	for _, origin := range []string{"store: ", "sqlite: ", "postgres: "} {
+		msg = strings.TrimPrefix(msg, origin)
+	}
+	return asExit(&explained{msg: fmt.Sprintf("store %s: %s%s", loc, msg, next), err: err})
+}
+
+// explained is an error with a message for people in place of its own.
+type explained struct {
+	msg string
+	err error
+}
+
+func (e *explained) Error() string { return e.msg }
+func (e *explained) Unwrap() error { return e.err }
+
+// explainHere is explain for the store that cmd uses.
+func explainHere(cmd *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
+	loc, locErr := chosenStore(cmd)
+	if locErr != nil {
+		return err
+	}
+	return explain(loc, err)
+}

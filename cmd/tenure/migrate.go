@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// adopter is a backend that can take over a file that was copied from another
+// host.
+type adopter interface {
+	Adopt(ctx context.Context) error
+}
+
+func newMigrate() *cobra.Command {
+	var adopt bool
+	cmd := &cobra.Command{
+		Use:   "migrate",
+		Short: "Create or upgrade the tables of a store",
+		Long: `Create or upgrade tenure's tables in the store that --store names. It may be
+repeated, and changes nothing that is in place. Only the default SQLite file is
+set up without this command.`,
+		Args: cobra.NoArgs,
+	}
+	timeout := addTimeout(cmd)
+	cmd.Flags().BoolVar(&adopt, "adopt", false, "take over a SQLite file that was copied from another host and is out of use there")
+	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
+		loc, err := chosenStore(cmd)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, *timeout)
+		defer cancel()
+		st, closeStore, _, err := openUnchecked(ctx, loc, true)
+		if err != nil {
+			return err
+		}
+		defer closeStore()
+		if adopt {
+			a, ok := st.(adopter)
+			if !ok {
+				return failf(exitUsage, "migrate --adopt: only a SQLite file can be adopted, not %s", loc)
+			}
+			if err := a.Adopt(ctx); err != nil {
+				return explain(loc, fmt.Errorf("adopt: %w", err))
+			}
+		}
+		if err := st.Migrate(ctx); err != nil {
+			return explain(loc, fmt.Errorf("migrate: %w", err))
+		}
+		if err := st.Check(ctx); err != nil {
+			return explain(loc, fmt.Errorf("check: %w", err))
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: ready\n", escape(loc.String()))
+		return nil
+	})
+	return cmd
+}
