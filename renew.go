@@ -67,7 +67,7 @@ func (k *Keeper) renew(due []*Term) {
 		k.renameHolder()
 	}
 	if failed > 0 {
-		k.retrySoon(terms, err != nil)
+		k.retrySoon(terms, sent, err != nil)
 		k.tellFailing(failed, terms[0].times.interval, firstErr)
 	}
 }
@@ -105,18 +105,17 @@ func (t *Term) answered(attempt store.Attempt, r store.Result) (lost bool) {
 	return lost
 }
 
-// retrySoon brings the next try forward: a quarter of the interval after a
-// request that failed as a whole.
-func (k *Keeper) retrySoon(terms []*Term, whole bool) {
+// retrySoon brings the next try forward after a request that failed as a
+// whole: a quarter of the interval after it left, so at once if it timed out.
+func (k *Keeper) retrySoon(terms []*Term, left clock.Reading, whole bool) {
 	if !whole {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	now := k.now()
 	for _, t := range terms {
 		if b := k.beats[t.times.interval]; b != nil {
-			b.from, b.wait = now, shorten(t.times.interval/4, 0.2)
+			b.from, b.wait = left, shorten(t.times.interval/4, 0.2)
 		}
 	}
 }
