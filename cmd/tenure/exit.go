@@ -50,7 +50,7 @@ var exitCodes = []struct {
 	{exitInternal, "a fault in tenure itself"},
 	{exitNotAcquired, "not acquired: somebody else holds the lease"},
 	{exitPermission, "not permitted, wrong password, or the store is read-only"},
-	{exitConfig, "the store is not set up for this: no tables, another version, a copied file, not able to"},
+	{exitConfig, "the store is not set up for this: no tables, another version, a copied file, or no such feature"},
 	{exitSlotDone, "the slot is done already: somebody else ran it"},
 	{exitLost, "the lease was lost while the command ran"},
 	{exitNoProgress, "the command made no progress and was stopped"},
