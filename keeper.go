@@ -162,7 +162,7 @@ func (k *Keeper) look() time.Duration {
 		}
 		t.mu.Unlock()
 	}
-	return max(sleep, time.Millisecond)
+	return max(sleep, time.Microsecond)
 }
 
 func (k *Keeper) list() []*Term {
