@@ -1,0 +1,5 @@
+//go:build !linux
+
+package tenure
+
+func forgottenMark() *forkMark { return &forkMark{pid: -1} }
