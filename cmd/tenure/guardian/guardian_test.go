@@ -20,6 +20,17 @@ import (
 	"github.com/tenurehq/tenure/cmd/tenure/guardian"
 )
 
+// eachWay runs a test with the help of a cgroup and without.
+func eachWay(t *testing.T, f func(t *testing.T, noCgroup bool)) {
+	t.Helper()
+	for name, noCgroup := range map[string]bool{"cgroup": false, "scan": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f(t, noCgroup)
+		})
+	}
+}
+
 func TestExitStatusPassesThrough(t *testing.T) {
 	t.Parallel()
 	for _, code := range []int{0, 1, 2, 127, 255} {
@@ -138,19 +149,21 @@ const stubbornSize = 7 // sh, setsid sh, and five sleeps
 
 func TestStopKillsStubbornTree(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(stubborn), Grace: 300 * time.Millisecond})
-	r.grown(stubbornSize)
-	from := time.Now()
-	r.signal(r.pid, syscall.SIGUSR2)
-	fell := r.fall(from)
-	got, want := r.outcome(), guardian.Outcome{ExitCode: -1, Signal: syscall.SIGKILL, Why: guardian.WhyStop, Forced: true}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	if fell < 300*time.Millisecond {
-		t.Errorf("fell after %v, before its grace ended", fell)
-	}
-	t.Logf("MEASURE stop, grace 300ms: fell after %v", fell)
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn), Grace: 300 * time.Millisecond})
+		r.grown(stubbornSize)
+		from := time.Now()
+		r.signal(r.pid, syscall.SIGUSR2)
+		fell := r.fall(from)
+		got, want := r.outcome(), guardian.Outcome{ExitCode: -1, Signal: syscall.SIGKILL, Why: guardian.WhyStop, Forced: true}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		if fell < 300*time.Millisecond {
+			t.Errorf("fell after %v, before its grace ended", fell)
+		}
+		t.Logf("MEASURE stop, grace 300ms: fell after %v", fell)
+	})
 }
 
 func TestStopLetsCommandCleanUp(t *testing.T) {
@@ -163,33 +176,50 @@ func TestStopLetsCommandCleanUp(t *testing.T) {
 	}
 }
 
-func TestBackgroundProcessesEndWithCommand(t *testing.T) {
+// TestOrphansAreAskedToEnd has a tree that goes on forking while it is asked to
+// end: who lost its parent after SIGTERM went out gets it too, and need not wait
+// for SIGKILL.
+func TestOrphansAreAskedToEnd(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(`trap "" TERM; (setsid sleep 66 &); sleep 67 & exit 4`), Grace: 200 * time.Millisecond})
-	got := r.outcome()
-	if left := r.tree(); len(left) > 0 {
-		t.Errorf("the outcome came while %v lived", left)
-	}
-	if want := (guardian.Outcome{ExitCode: 4, Forced: true}); !reflect.DeepEqual(got, want) {
+	r := run(t, plan{Argv: shell(`trap 'sh -c "sleep 68 & sleep 69" & exit 3' TERM; echo up; while :; do sleep 0.05; done`), Grace: 20 * time.Second})
+	r.grown(2)
+	r.signal(r.pid, syscall.SIGUSR2)
+	if got, want := r.outcome(), (guardian.Outcome{ExitCode: 3, Why: guardian.WhyStop}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 
+func TestBackgroundProcessesEndWithCommand(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(`trap "" TERM; (setsid sleep 66 &); sleep 67 & exit 4`), Grace: 200 * time.Millisecond})
+		got := r.outcome()
+		if left := r.tree(); len(left) > 0 {
+			t.Errorf("the outcome came while %v lived", left)
+		}
+		if want := (guardian.Outcome{ExitCode: 4, Forced: true}); !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	})
+}
+
 func TestDeadlinePassesWithRunnerStopped(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(stubborn), Term: 700 * time.Millisecond, Margin: 300 * time.Millisecond, Renew: 100 * time.Millisecond})
-	r.grown(stubbornSize)
-	stopped := time.Now()
-	r.signal(r.pid, syscall.SIGSTOP)
-	fell := r.fall(stopped)
-	if limit := 3 * time.Second; fell > limit {
-		t.Errorf("fell %v after the stop, want about one second", fell)
-	}
-	t.Logf("MEASURE runner SIGSTOPped, KillAt at most 1s away: fell after %v", fell)
-	r.signal(r.pid, syscall.SIGCONT)
-	if got := r.outcome(); got.Why != guardian.WhyDeadline || !got.Forced || len(got.Leftovers) > 0 {
-		t.Errorf("got %+v, want why deadline", got)
-	}
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn), Term: 700 * time.Millisecond, Margin: 300 * time.Millisecond, Renew: 100 * time.Millisecond})
+		r.grown(stubbornSize)
+		stopped := time.Now()
+		r.signal(r.pid, syscall.SIGSTOP)
+		fell := r.fall(stopped)
+		if limit := 3 * time.Second; fell > limit {
+			t.Errorf("fell %v after the stop, want about one second", fell)
+		}
+		t.Logf("MEASURE runner SIGSTOPped, KillAt at most 1s away: fell after %v", fell)
+		r.signal(r.pid, syscall.SIGCONT)
+		if got := r.outcome(); got.Why != guardian.WhyDeadline || !got.Forced || len(got.Leftovers) > 0 {
+			t.Errorf("got %+v, want why deadline", got)
+		}
+	})
 }
 
 func TestExtensionKeepsItAlive(t *testing.T) {
@@ -210,106 +240,119 @@ func TestTermComesBeforeKill(t *testing.T) {
 
 func TestRunnerKilled(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(stubborn)})
-	r.grown(stubbornSize)
-	from := time.Now()
-	r.signal(r.pid, syscall.SIGKILL)
-	fell := r.fall(from)
-	if fell > 5*time.Second {
-		t.Errorf("fell after %v", fell)
-	}
-	t.Logf("MEASURE runner SIGKILLed: fell after %v", fell)
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn)})
+		r.grown(stubbornSize)
+		from := time.Now()
+		r.signal(r.pid, syscall.SIGKILL)
+		fell := r.fall(from)
+		if fell > 5*time.Second {
+			t.Errorf("fell after %v", fell)
+		}
+		t.Logf("MEASURE runner SIGKILLed: fell after %v", fell)
+	})
 }
 
 func TestGuardianKilled(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(stubborn)})
-	r.grown(stubbornSize)
-	from := time.Now()
-	r.signal(r.guardian, syscall.SIGKILL)
-	fell := r.fall(from)
-	t.Logf("MEASURE guardian SIGKILLed: fell after %v", fell)
-	want := guardian.Outcome{ExitCode: -1, Signal: syscall.SIGKILL, Why: guardian.WhyGuardianGone, Forced: true}
-	if got := r.outcome(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn)})
+		r.grown(stubbornSize)
+		from := time.Now()
+		r.signal(r.guardian, syscall.SIGKILL)
+		fell := r.fall(from)
+		t.Logf("MEASURE guardian SIGKILLed: fell after %v", fell)
+		want := guardian.Outcome{ExitCode: -1, Signal: syscall.SIGKILL, Why: guardian.WhyGuardianGone, Forced: true}
+		if got := r.outcome(); !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	})
 }
 
 func TestGuardianKilledWithRunnerStopped(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(stubborn)})
-	r.grown(stubbornSize)
-	r.signal(r.pid, syscall.SIGSTOP)
-	from := time.Now()
-	r.signal(r.guardian, syscall.SIGKILL)
-	until(t, "the command to die by its parent-death signal", func() bool {
-		_, state := stat(r.command)
-		return state == "" || state == "Z"
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn)})
+		r.grown(stubbornSize)
+		r.signal(r.pid, syscall.SIGSTOP)
+		from := time.Now()
+		r.signal(r.guardian, syscall.SIGKILL)
+		until(t, "the command to die by its parent-death signal", func() bool {
+			_, state := stat(r.command)
+			return state == "" || state == "Z"
+		})
+		t.Logf("MEASURE runner SIGSTOPped and guardian SIGKILLed: CMD died after %v", time.Since(from))
+		r.signal(r.pid, syscall.SIGCONT)
+		from = time.Now()
+		t.Logf("MEASURE then runner continued: fell after %v", r.fall(from))
+		if got := r.outcome(); got.Why != guardian.WhyGuardianGone {
+			t.Errorf("got %+v, want why guardian_gone", got)
+		}
 	})
-	t.Logf("MEASURE runner SIGSTOPped and guardian SIGKILLed: CMD died after %v", time.Since(from))
-	r.signal(r.pid, syscall.SIGCONT)
-	from = time.Now()
-	t.Logf("MEASURE then runner continued: fell after %v", r.fall(from))
-	if got := r.outcome(); got.Why != guardian.WhyGuardianGone {
-		t.Errorf("got %+v, want why guardian_gone", got)
-	}
 }
 
 func TestGuardianStalled(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(stubborn), Children: 1})
-	r.grown(stubbornSize)
-	from := time.Now()
-	r.signal(r.guardian, syscall.SIGSTOP)
-	fell := r.fall(from)
-	t.Logf("MEASURE guardian SIGSTOPped: fell after %v", fell)
-	want := guardian.Outcome{ExitCode: -1, Signal: syscall.SIGKILL, Why: guardian.WhyGuardianStalled, Forced: true}
-	if got := r.outcome(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	if _, state := stat(r.strange[0]); state == "" || state == "Z" {
-		t.Errorf("a child of the runner that is not the command's was killed")
-	}
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn), Children: 1})
+		r.grown(stubbornSize)
+		from := time.Now()
+		r.signal(r.guardian, syscall.SIGSTOP)
+		fell := r.fall(from)
+		t.Logf("MEASURE guardian SIGSTOPped: fell after %v", fell)
+		want := guardian.Outcome{ExitCode: -1, Signal: syscall.SIGKILL, Why: guardian.WhyGuardianStalled, Forced: true}
+		if got := r.outcome(); !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		if _, state := stat(r.strange[0]); state == "" || state == "Z" {
+			t.Errorf("a child of the runner that is not the command's was killed")
+		}
+	})
 }
 
 func TestGuardianStoppedAtDeadline(t *testing.T) {
 	t.Parallel()
-	// Less than the bound of a stall passes: it is the runner's own look at KillAt.
-	r := run(t, plan{Argv: shell(stubborn), Term: 900 * time.Millisecond, Margin: 200 * time.Millisecond})
-	from := time.Now()
-	r.signal(r.guardian, syscall.SIGSTOP)
-	fell := r.fall(from)
-	t.Logf("MEASURE guardian SIGSTOPped, KillAt about 1.1s away: fell after %v", fell)
-	if got := r.outcome(); !got.Forced || len(got.Leftovers) > 0 {
-		t.Errorf("got %+v, want a forced end", got)
-	}
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		// Less than the bound of a stall passes: it is the runner's own look at KillAt.
+		r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn), Term: 900 * time.Millisecond, Margin: 200 * time.Millisecond})
+		from := time.Now()
+		r.signal(r.guardian, syscall.SIGSTOP)
+		fell := r.fall(from)
+		t.Logf("MEASURE guardian SIGSTOPped, KillAt about 1.1s away: fell after %v", fell)
+		if got := r.outcome(); !got.Forced || len(got.Leftovers) > 0 {
+			t.Errorf("got %+v, want a forced end", got)
+		}
+	})
 }
 
 func TestBothStoppedPastDeadline(t *testing.T) {
 	t.Parallel()
-	for _, first := range []string{"guardian", "runner"} {
-		r := run(t, plan{Argv: shell(stubborn), Term: 600 * time.Millisecond, Margin: 100 * time.Millisecond, Renew: 50 * time.Millisecond})
-		r.grown(stubbornSize)
-		r.signal(r.guardian, syscall.SIGSTOP)
-		r.signal(r.pid, syscall.SIGSTOP)
-		past := time.Now().Add(900 * time.Millisecond)
-		until(t, "the deadline to pass", func() bool { return time.Now().After(past) })
-		if len(r.tree()) < stubbornSize {
-			t.Fatal("the tree fell while everybody was stopped")
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		for _, first := range []string{"guardian", "runner"} {
+			r := run(t, plan{NoCgroup: noCgroup, Argv: shell(stubborn), Term: 600 * time.Millisecond, Margin: 100 * time.Millisecond, Renew: 50 * time.Millisecond})
+			r.grown(stubbornSize)
+			r.signal(r.guardian, syscall.SIGSTOP)
+			r.signal(r.pid, syscall.SIGSTOP)
+			past := time.Now().Add(900 * time.Millisecond)
+			until(t, "the deadline to pass", func() bool { return time.Now().After(past) })
+			if len(r.tree()) < stubbornSize {
+				t.Fatal("the tree fell while everybody was stopped")
+			}
+			from := time.Now()
+			if first == "guardian" {
+				r.signal(r.guardian, syscall.SIGCONT)
+			} else {
+				r.signal(r.pid, syscall.SIGCONT)
+			}
+			t.Logf("MEASURE all stopped past KillAt, %s continued: fell after %v", first, r.fall(from))
+			for _, pid := range []int{r.pid, r.guardian} {
+				_ = syscall.Kill(pid, syscall.SIGCONT) // the guardian may be gone
+			}
+			if got := r.outcome(); got.Why == "" || !got.Forced {
+				t.Errorf("got %+v, want a forced end", got)
+			}
 		}
-		from := time.Now()
-		if first == "guardian" {
-			r.signal(r.guardian, syscall.SIGCONT)
-		} else {
-			r.signal(r.pid, syscall.SIGCONT)
-		}
-		t.Logf("MEASURE all stopped past KillAt, %s continued: fell after %v", first, r.fall(from))
-		r.signal(r.pid, syscall.SIGCONT)
-		r.signal(r.guardian, syscall.SIGCONT)
-		if got := r.outcome(); got.Why == "" || !got.Forced {
-			t.Errorf("got %+v, want a forced end", got)
-		}
-	}
+	})
 }
 
 func TestStoppedCommandIsKilled(t *testing.T) {
@@ -325,21 +368,23 @@ func TestStoppedCommandIsKilled(t *testing.T) {
 
 func TestForkStorm(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ name, script string }{
-		{"chain", `trap "" TERM; f() { sleep 0.01; f & }; f; sleep 60`},
-		{"wide", `trap "" TERM; while :; do (sleep 0.2; sleep 0.2) & sleep 0.002; done`},
-		{"sessions", `trap "" TERM; while :; do setsid sleep 1 & sleep 0.005; done`},
-	} {
-		r := run(t, plan{Argv: shell(c.script), Grace: 100 * time.Millisecond})
-		r.grown(2)
-		from := time.Now()
-		r.signal(r.pid, syscall.SIGUSR2)
-		got := r.outcome()
-		if left := r.tree(); len(left) > 0 || len(got.Leftovers) > 0 {
-			t.Errorf("%s: got %+v with %v alive", c.name, got, left)
+	eachWay(t, func(t *testing.T, noCgroup bool) {
+		for _, c := range []struct{ name, script string }{
+			{"chain", `trap "" TERM; f() { sleep 0.01; f & }; f; sleep 60`},
+			{"wide", `trap "" TERM; while :; do (sleep 0.2; sleep 0.2) & sleep 0.002; done`},
+			{"sessions", `trap "" TERM; while :; do setsid sleep 1 & sleep 0.005; done`},
+		} {
+			r := run(t, plan{NoCgroup: noCgroup, Argv: shell(c.script), Grace: 100 * time.Millisecond})
+			r.grown(2)
+			from := time.Now()
+			r.signal(r.pid, syscall.SIGUSR2)
+			got := r.outcome()
+			if left := r.tree(); len(left) > 0 || len(got.Leftovers) > 0 {
+				t.Errorf("%s: got %+v with %v alive", c.name, got, left)
+			}
+			t.Logf("MEASURE fork storm %q, grace 100ms: outcome after %v", c.name, time.Since(from))
 		}
-		t.Logf("MEASURE fork storm %q, grace 100ms: outcome after %v", c.name, time.Since(from))
-	}
+	})
 }
 
 func TestQuickLoops(t *testing.T) {

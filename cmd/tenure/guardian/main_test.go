@@ -54,6 +54,8 @@ type plan struct {
 	Term      time.Duration // from each renewal to TermAt; default an hour
 	Margin    time.Duration // from TermAt to KillAt; default one second
 	Renew     time.Duration // between renewals; 0 = never
+	NoCgroup  bool          // hide the cgroup file systems
+	MountProc bool          // in a pid namespace of its own
 	Children  int           // started before the command, and not its descendants
 	Loops     int           // run it so many times, default 1
 }
@@ -80,6 +82,18 @@ func runnerPart() int {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
+	}
+	if pl.NoCgroup && cgroupHere() {
+		if err := syscall.Unmount("/sys/fs/cgroup", syscall.MNT_DETACH); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	if pl.MountProc {
+		if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 	}
 	out := json.NewEncoder(os.NewFile(3, "said"))
 	var mu sync.Mutex
@@ -166,6 +180,12 @@ type runner struct {
 	seen     []said
 }
 
+// cgroupHere reports whether a runner would make a cgroup v2 here.
+func cgroupHere() bool {
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	return bytes.Contains(mounts, []byte(" - cgroup2 "))
+}
+
 const patience = 30 * time.Second
 
 // launch starts a runner without waiting for its command.
@@ -189,10 +209,16 @@ func launch(t *testing.T, pl plan, change ...func(*exec.Cmd)) *runner {
 		t.Fatal(err)
 	}
 	r.cmd = exec.Command(self(t))
-	r.cmd.Env = append(os.Environ(), "TEST_PART=runner", "TEST_PLAN="+planFile, "TENURE_STORE=postgres://u:hunter2@db/x")
+	r.cmd.Env = append(os.Environ(), "TEST_PART=runner", "GORACE=atexit_sleep_ms=0", "TEST_PLAN="+planFile, "TENURE_STORE=postgres://u:hunter2@db/x")
 	r.cmd.Stdout, r.cmd.Stderr = r.stdout, os.Stderr
 	r.cmd.ExtraFiles = []*os.File{write}
 	r.cmd.WaitDelay = patience
+	if pl.NoCgroup && cgroupHere() {
+		if os.Getuid() != 0 {
+			t.Skip("only root can hide a cgroup that it may write to")
+		}
+		r.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
 	for _, c := range change {
 		c(r.cmd)
 	}

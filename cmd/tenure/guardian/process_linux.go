@@ -563,17 +563,17 @@ func (p *Process) close() {
 // suspend follows a command that was stopped by its terminal: it stops this job
 // as well, so that the shell that started it takes over.
 func (p *Process) suspend(sig syscall.Signal) {
-	own, front := unix.Getpgrp(), p.tty.foreground()
 	if p.tty == nil {
 		return
 	}
+	own, front := unix.Getpgrp(), p.tty.foreground()
 	asks := sig == syscall.SIGTTIN || sig == syscall.SIGTTOU
 	p.mu.Lock()
 	p.hasTTY = p.hasTTY || asks
 	p.mu.Unlock()
 	switch {
-	case asks && front == own:
-		p.resume() // it asks for the terminal, and we can give it
+	case asks && (front == own || front == p.cmd):
+		p.resume() // it asks for the terminal, which we can give or which it got since
 		return
 	case front == p.cmd:
 		_ = p.tty.give(own)

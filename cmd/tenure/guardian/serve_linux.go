@@ -43,9 +43,9 @@ func Main() {
 	}
 	if err := serve(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		syscall.Exit(1)
 	}
-	os.Exit(0)
+	syscall.Exit(0) // not os.Exit, which in a race-detector build sleeps for a second
 }
 
 // server is the guardian. One goroutine, locked to its thread, owns it all: the
@@ -70,7 +70,8 @@ type server struct {
 type ending struct {
 	why    Why
 	killAt time.Duration
-	killed time.Duration // the first SIGKILL, or 0
+	asked  map[identity]bool // who got SIGTERM
+	killed time.Duration     // the first SIGKILL, or 0
 	next   time.Duration // the next sweep
 	pause  time.Duration
 }
@@ -289,19 +290,35 @@ func (s *server) begin(why Why, now, killAt time.Duration) {
 		s.end.killAt = min(s.end.killAt, killAt)
 		return
 	}
-	s.end = &ending{why: why, killAt: killAt, pause: sweepFirst}
+	s.end = &ending{why: why, killAt: killAt, asked: make(map[identity]bool), pause: sweepFirst}
 	if now >= killAt {
 		s.kill(now)
 		return
 	}
+	s.ask(func(process) bool { return true })
+	s.notice(Notice{Event: EventTerm, Why: why, PID: s.cmd})
+}
+
+// ask sends SIGTERM to those that match and did not get it yet.
+func (s *server) ask(match func(process) bool) {
 	alive, _ := descendants(os.Getpid(), nil)
 	for _, p := range alive {
+		if s.end.asked[p.identity()] || !match(p) {
+			continue
+		}
+		s.end.asked[p.identity()] = true
 		// What cannot be signalled shows when SIGKILL fails too. A stopped process
 		// acts on SIGTERM only once it continues.
 		_ = p.send(syscall.SIGTERM)
 		_ = p.send(syscall.SIGCONT)
 	}
-	s.notice(Notice{Event: EventTerm, Why: why, PID: s.cmd})
+}
+
+// askOrphans asks who was started after SIGTERM went out and has lost its parent
+// since. Who still has one is left to it: it may be what cleans up.
+func (s *server) askOrphans() {
+	self := os.Getpid()
+	s.ask(func(p process) bool { return p.ppid == self && p.pid != s.cmd })
 }
 
 // kill is one sweep with SIGKILL.
@@ -313,9 +330,6 @@ func (s *server) kill(now time.Duration) {
 	killCgroup(s.spec.Cgroup)
 	if signalGroup(s.pidfd, syscall.SIGKILL) != nil && !s.exited {
 		_ = syscall.Kill(-s.cmd, syscall.SIGKILL) // not reaped, so the number is still its own
-	}
-	for _, pid := range orphans() {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // our children: reaped, and so reused, by us only
 	}
 	alive, _ := descendants(os.Getpid(), nil)
 	for _, p := range alive {
@@ -340,7 +354,10 @@ func (s *server) reap() (empty bool) {
 		case err != nil: // ECHILD
 			return true
 		case pid == 0:
-			if s.exited && s.end == nil {
+			switch {
+			case s.end != nil && s.end.killed == 0:
+				s.askOrphans()
+			case s.end == nil && s.exited:
 				now := clock.Boot()
 				s.begin(WhyBackground, now, now+s.grace)
 			}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -96,23 +95,6 @@ func descendants(root int, skip map[identity]bool) ([]process, error) {
 		queue = queue[1:]
 	}
 	return found, nil
-}
-
-// orphans returns the pids of this process's children, the quick way: a chain of
-// forks that each end at once is gone when a whole scan comes to it. Kernels
-// without /proc/PID/task/TID/children give none.
-func orphans() []int {
-	lists, _ := filepath.Glob("/proc/self/task/*/children")
-	var pids []int
-	for _, list := range lists {
-		text, _ := os.ReadFile(list)
-		for _, field := range strings.Fields(string(text)) {
-			if pid, err := strconv.Atoi(field); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-	}
-	return pids
 }
 
 // send signals exactly this process, and with SIGKILL also the process group
