@@ -293,7 +293,7 @@ func (s *Store) Renew(ctx context.Context, grants []store.Grant) ([]store.Result
 		return nil, err
 	}
 	var c call
-	c.WriteString("SELECT i,verdict,clock_us," + leaseColumns + " FROM " + s.prefix + "tenure_renew(")
+	c.WriteString("SELECT i,verdict,clock_us,floor,revision,holder,acquired_us,hold_until_us,meta," + leaseColumns + " FROM " + s.prefix + "tenure_renew(")
 	c.grants(order)
 	c.numbers(len(order), func(i int) int64 { return microseconds(order[i].TTL) })
 	c.sent(order)
@@ -304,7 +304,7 @@ func (s *Store) Renew(ctx context.Context, grants []store.Grant) ([]store.Result
 		return nil, err
 	}
 	results := make([]store.Result, len(grants))
-	return results, collect(results, order, rows)
+	return results, collect(results, order, rows, (*row).renewed)
 }
 
 // Release implements store.Store. A name may occur once in the grants.
@@ -327,7 +327,7 @@ func (s *Store) Release(ctx context.Context, grants []store.Grant) ([]store.Resu
 		if err != nil {
 			return nil, err
 		}
-		if err := collect(results, part, rows); err != nil {
+		if err := collect(results, part, rows, (*row).found); err != nil {
 			return nil, err
 		}
 	}
@@ -369,18 +369,22 @@ func (c *call) sent(order []indexed) {
 	c.texts(len(order), func(b *strings.Builder, i int) { attempts(b, order[i].Known) })
 }
 
-// collect puts the answers to order into results.
-func collect(results []store.Result, order []indexed, rows []*row) error {
+// found reads a row of tenure_release.
+func (r *row) found(clock int64, _ *store.Grant) *store.Record { return r.record(clock) }
+
+// collect puts the answers to order into results. read takes the record of an
+// answer to a grant.
+func collect(results []store.Result, order []indexed, rows []*row, read func(*row, int64, *store.Grant) *store.Record) error {
 	if len(rows) != len(order) {
 		return fmt.Errorf("postgres: got %d answers to %d grants: %w", len(rows), len(order), store.ErrSchema)
 	}
 	for _, r := range rows {
 		i := r.number() - 1
-		verdict := r.text()
-		rec := r.record(r.number())
 		if i < 0 || i >= int64(len(order)) {
-			r.fail("an answer to no grant")
+			return fmt.Errorf("postgres: an answer to no grant: %w", store.ErrSchema)
 		}
+		verdict := r.text()
+		rec := read(r, r.number(), order[i].Grant)
 		if r.err != nil {
 			return r.err
 		}
