@@ -247,7 +247,7 @@ var argumentTests = []subtest{
 var readTests = []subtest{
 	// Reads see every write that was acknowledged before, through any client.
 	{name: "P8", run: func(e *env) {
-		for round := range 20 {
+		for round := range e.rounds(20) {
 			name := e.name(numbered("job", round))
 			_, err := e.second.Get(e.ctx, name)
 			e.is("Get before the first term", err, store.ErrNotFound)

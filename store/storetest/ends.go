@@ -73,7 +73,7 @@ var releaseTests = []subtest{
 	}},
 	// A renewal that races with the release does not bring the term back.
 	{name: "C28_renewal_in_flight", run: func(e *env) {
-		for round := range 100 {
+		for round := range e.rounds(100) {
 			t := e.hold(e.st, e.name(numbered("job", round)), "a")
 			renewal := t.next()
 			t.sent(renewal)
@@ -81,13 +81,13 @@ var releaseTests = []subtest{
 			var renewed, released store.Result
 			var renewErr, releaseErr error
 			var sends sync.WaitGroup
-			sends.Go(func() {
+			renewing := func() {
 				var results []store.Result
 				if results, renewErr = e.second.Renew(e.ctx, []store.Grant{renewal}); renewErr == nil {
 					renewed = results[0]
 				}
-			})
-			sends.Go(func() {
+			}
+			releasing := func() {
 				for {
 					var results []store.Result
 					if results, releaseErr = e.st.Release(e.ctx, []store.Grant{release}); releaseErr != nil {
@@ -99,7 +99,12 @@ var releaseTests = []subtest{
 					t.sent(release)
 					release = t.next()
 				}
-			})
+			}
+			if round%2 == 0 { // the scheduler favours one of them
+				renewing, releasing = releasing, renewing
+			}
+			sends.Go(renewing)
+			sends.Go(releasing)
 			sends.Wait()
 			e.ok("Renew", renewErr)
 			e.ok("Release", releaseErr)
@@ -147,8 +152,16 @@ var revokeTests = []subtest{
 		e.ok("renewal of the next term", e.renew(next))
 	}},
 	{name: "Revoke_lapses", run: func(e *env) {
-		t := e.must(e.st, request(e.name("job"), "a", e.short))
-		e.ok("Revoke", e.st.Revoke(e.ctx, t.rec.Name, t.rec.Token, store.Revocation{Why: "test"}))
+		var t *term
+		for ttl := e.short; ; ttl *= 2 { // until it comes in time
+			t = e.must(e.st, request(e.name("job"), "a", ttl))
+			err := e.st.Revoke(e.ctx, t.rec.Name, t.rec.Token, store.Revocation{Why: "test"})
+			if !errors.Is(err, store.ErrSuperseded) || ttl > patient {
+				e.ok("Revoke", err)
+				break
+			}
+			e.lapse(t.rec.Name)
+		}
 		e.lapse(t.rec.Name)
 		e.is("renewal of a revoked term that lapsed", e.renew(t), store.ErrRevoked)
 		e.hold(e.second, t.rec.Name, "b")

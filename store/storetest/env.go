@@ -47,6 +47,14 @@ func newEnv(t *testing.T, h Harness, least time.Duration) *env {
 // name returns a name that no other subtest uses.
 func (e *env) name(suffix string) string { return e.prefix + suffix }
 
+// rounds returns how often to repeat what is told to repeat n times.
+func (e *env) rounds(n int) int {
+	if testing.Short() {
+		return max(n/10, 2)
+	}
+	return n
+}
+
 func request(name, holder string, ttl time.Duration) store.Request {
 	return store.Request{Name: name, Holder: holder, TTL: ttl, Attempt: store.NewAttempt()}
 }
@@ -161,14 +169,6 @@ func (e *env) is(what string, err, want error) {
 	e.Helper()
 	if !errors.Is(err, want) {
 		e.Errorf("%s: got error %v, want one matching %q", what, err, want)
-	}
-}
-
-// isNot fails the test now unless err matches want.
-func (e *env) mustBe(what string, err, want error) {
-	e.Helper()
-	if !errors.Is(err, want) {
-		e.Fatalf("%s: got error %v, want one matching %q", what, err, want)
 	}
 }
 

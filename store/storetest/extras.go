@@ -59,7 +59,7 @@ var watchTests = []subtest{
 	// Nothing is lost between the registration and the end of a term.
 	{name: "Watch_registered", run: func(e *env) {
 		name := e.name("job")
-		for round := range 200 {
+		for round := range e.rounds(200) {
 			t := e.hold(e.st, name, "a")
 			ctx, cancel := context.WithCancel(e.ctx)
 			events := e.watch(ctx, e.second, name)

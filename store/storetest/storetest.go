@@ -89,6 +89,7 @@ func subtests() []subtest {
 
 // Run runs the suite. open is called once; what it opens must stay open until
 // the clean-up functions of its t run. Subtests run in parallel where they can.
+// With -short those that repeat do so a tenth as often.
 func Run(t *testing.T, open func(t *testing.T) Harness) {
 	h := open(t)
 	if h.Store == nil {

@@ -26,7 +26,8 @@ var termTests = []subtest{
 	// left, which is what a holder counts on.
 	{name: "P3", run: func(e *env) {
 		name := e.name("job")
-		a := e.must(e.st, request(name, "a", e.short))
+		a := e.hold(e.st, name, "a")
+		a.grant.TTL = e.short
 		sent := time.Now()
 		e.ok("renew", e.renew(a))
 		_, _, err := e.contend(e.ctx, e.second, request(name, "b", long), e.short/20)
@@ -110,7 +111,7 @@ var acquireTests = []subtest{
 	// A waiter's own term is live at the moment it is granted.
 	{name: "C11", run: func(e *env) {
 		name, last := e.name("job"), fence.Token(0)
-		for round := range 20 {
+		for round := range e.rounds(20) {
 			a := e.must(e.st, request(name, "a", long))
 			e.larger(numbered("round", round), last, a.rec.Token)
 			var b store.Record
@@ -175,9 +176,9 @@ var acquireTests = []subtest{
 	}},
 	// Of many contenders one wins, and the others write nothing.
 	{name: "C17", run: func(e *env) {
-		const rounds, contenders = 40, 50
+		const contenders = 50
 		name, last := e.name("job"), fence.Token(0)
-		for round := range rounds {
+		for round := range e.rounds(40) {
 			w := e.race(name, contenders)
 			if len(w) != 1 {
 				e.Fatalf("round %d: %d winners of %d, want 1", round, len(w), contenders)
