@@ -57,7 +57,7 @@ func TestBadSQLite(t *testing.T) {
 		for _, args := range []string{"lease ls", "lease get a", "lease revoke a --token 1 --reason x"} {
 			t.Run(tc.what+"/"+args, func(t *testing.T) {
 				t.Parallel()
-				tenure(t, append(strings.Fields(args), "--store", tc.path)...).want(t, tc.code, append(tc.parts, tc.path)...)
+				cli(t, append(strings.Fields(args), "--store", tc.path)...).want(t, tc.code, append(tc.parts, tc.path)...)
 			})
 		}
 	}
@@ -96,12 +96,12 @@ func with(t *testing.T, address string, change func(*url.URL)) string {
 func TestPostgres(t *testing.T) {
 	t.Parallel()
 	address := pgtest.Database(t)
-	tenure(t, "lease", "ls", "--store", address).want(t, exitConfig, "store postgres://", "tenure migrate --store")
-	tenure(t, "migrate", "--store", address).want(t, exitOK, "ready")
-	tenure(t, "migrate", "--store", address).want(t, exitOK, "ready")
-	tenure(t, "lease", "ls", "--store", address).want(t, exitOK)
-	tenure(t, "lease", "get", "a", "--store", address).want(t, exitNotFound, `"a"`)
-	if r := tenure(t, "doctor", address, "-o", "json"); r.code == exitInternal || !strings.Contains(r.out, `"backend": "postgres"`) {
+	cli(t, "lease", "ls", "--store", address).want(t, exitConfig, "store postgres://", "tenure migrate --store")
+	cli(t, "migrate", "--store", address).want(t, exitOK, "ready")
+	cli(t, "migrate", "--store", address).want(t, exitOK, "ready")
+	cli(t, "lease", "ls", "--store", address).want(t, exitOK)
+	cli(t, "lease", "get", "a", "--store", address).want(t, exitNotFound, `"a"`)
+	if r := cli(t, "doctor", address, "-o", "json"); r.code == exitInternal || !strings.Contains(r.out, `"backend": "postgres"`) {
 		t.Errorf("doctor: got %d, %q, %q", r.code, r.out, r.err)
 	}
 
@@ -110,7 +110,7 @@ func TestPostgres(t *testing.T) {
 		q.Set("default_transaction_read_only", "on")
 		u.RawQuery = q.Encode()
 	})
-	tenure(t, "lease", "revoke", "a", "--token", "1", "--reason", "x", "--store", readOnly).want(t, exitPermission, "read-only")
+	cli(t, "lease", "revoke", "a", "--token", "1", "--reason", "x", "--store", readOnly).want(t, exitPermission, "read-only")
 
 	conn, err := pgx.Connect(t.Context(), address)
 	if err != nil {
@@ -123,7 +123,7 @@ func TestPostgres(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "DELETE FROM tenure_schema WHERE version > 0"); err != nil {
 		t.Fatal(err)
 	}
-	tenure(t, "lease", "ls", "--store", address).want(t, exitConfig, "version 0", "tenure migrate --store")
+	cli(t, "lease", "ls", "--store", address).want(t, exitConfig, "version 0", "tenure migrate --store")
 }
 
 func TestPostgresUnusable(t *testing.T) {
@@ -149,7 +149,7 @@ func TestPostgresUnusable(t *testing.T) {
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			t.Parallel()
-			r := tenure(t, "lease", "ls", "--store", tc.address)
+			r := cli(t, "lease", "ls", "--store", tc.address)
 			r.want(t, tc.code, append(tc.parts, "store postgres://")...)
 			if strings.Contains(r.err, "geheim") {
 				t.Errorf("stderr shows a password: %q", r.err)

@@ -34,7 +34,7 @@ func generated(t *testing.T, path, marker, want string) {
 }
 
 func TestStoresTable(t *testing.T) {
-	r := tenure(t, "doctor", "--table")
+	r := cli(t, "doctor", "--table")
 	r.want(t, exitOK)
 	generated(t, "../../docs/STORES.md", "guarantees", r.out)
 }

@@ -23,14 +23,13 @@ func rawFree(t *testing.T, what, s string) {
 func TestLeaseGolden(t *testing.T) {
 	t.Parallel()
 	path := fileStore(t)
-	g := acquire(t, path, "jobs/nightly", "host-1/4711/a/b")
-	release(t, path, g)
-	g = acquire(t, path, "jobs/nightly", "host-2/12/a/b")
+	release(t, path, acquire(t, path, "jobs/nightly", "host-1/4711/a/b"))
+	acquire(t, path, "jobs/nightly", "host-2/12/a/b")
 	acquire(t, path, "jobs/hourly", "host-1/4712/a/b")
 	release(t, path, acquire(t, path, "other", "host-3/1/a/b"))
-	tenure(t, "lease", "revoke", "jobs/nightly", "--token", "2", "--reason", "wrong version", "--by", "ops@desk", "--store", path).want(t, exitOK,
+	cli(t, "lease", "revoke", "jobs/nightly", "--token", "2", "--reason", "wrong version", "--by", "ops@desk", "--store", path).want(t, exitOK,
 		"jobs/nightly: token 2 is revoked", "when its holder has stopped")
-	tenure(t, "lease", "raise-floor", "other", "--to", "40", "--store", path).want(t, exitOK, "other: every later token is larger than 40")
+	cli(t, "lease", "raise-floor", "other", "--to", "40", "--store", path).want(t, exitOK, "other: every later token is larger than 40")
 
 	for name, args := range map[string]string{
 		"ls.txt":       "lease ls",
@@ -42,7 +41,7 @@ func TestLeaseGolden(t *testing.T) {
 		"history.json": "lease history jobs/nightly -o json",
 		"none.json":    "lease ls nosuch -o json",
 	} {
-		r := tenure(t, append(strings.Fields(args), "--store", path)...)
+		r := cli(t, append(strings.Fields(args), "--store", path)...)
 		r.want(t, exitOK)
 		if r.err != "" {
 			t.Errorf("%s: stderr: got %q, want nothing", args, r.err)
@@ -52,7 +51,7 @@ func TestLeaseGolden(t *testing.T) {
 			t.Errorf("%s: got %q, which is not JSON", args, r.out)
 		}
 	}
-	if r := tenure(t, "lease", "history", "jobs/nightly", "--limit", "1", "-o", "json", "--store", path); strings.Count(r.out, `"token"`) != 1 {
+	if r := cli(t, "lease", "history", "jobs/nightly", "--limit", "1", "-o", "json", "--store", path); strings.Count(r.out, `"token"`) != 1 {
 		t.Errorf("--limit 1: got %s", r.out)
 	}
 }
@@ -60,8 +59,8 @@ func TestLeaseGolden(t *testing.T) {
 func TestLeaseNotFound(t *testing.T) {
 	t.Parallel()
 	path := fileStore(t)
-	tenure(t, "lease", "get", "nosuch", "--store", path).want(t, exitNotFound, `"nosuch"`, path, "tenure lease ls")
-	tenure(t, "lease", "revoke", "nosuch", "--token", "1", "--reason", "x", "--store", path).want(t, exitNotFound, `"nosuch"`)
+	cli(t, "lease", "get", "nosuch", "--store", path).want(t, exitNotFound, `"nosuch"`, path, "tenure lease ls")
+	cli(t, "lease", "revoke", "nosuch", "--token", "1", "--reason", "x", "--store", path).want(t, exitNotFound, `"nosuch"`)
 }
 
 func TestRevoke(t *testing.T) {
@@ -69,24 +68,24 @@ func TestRevoke(t *testing.T) {
 	path := fileStore(t)
 	g := acquire(t, path, "a", "host-1/1/a/b")
 
-	r := tenure(t, "lease", "revoke", "a", "--token", "7", "--reason", "x", "--store", path)
+	r := cli(t, "lease", "revoke", "a", "--token", "7", "--reason", "x", "--store", path)
 	r.want(t, exitConflict, `"a"`, "token 7")
 
-	r = tenureOn(t, "n\n", true, "lease", "revoke", "a", "--reason", "x", "--store", path)
+	r = cliOn(t, "n\n", true, "lease", "revoke", "a", "--reason", "x", "--store", path)
 	if r.code != exitUsage || !strings.Contains(r.err, "token 1, held by host-1/1/a/b? [y/N]") || !strings.Contains(r.err, "not confirmed") {
 		t.Errorf("answer no: got %d, %q", r.code, r.err)
 	}
-	if got := tenure(t, "lease", "get", "a", "--store", path).out; strings.Contains(got, "revoked") {
+	if got := cli(t, "lease", "get", "a", "--store", path).out; strings.Contains(got, "revoked") {
 		t.Errorf("answer no: got %q, want an untouched lease", got)
 	}
 
-	r = tenureOn(t, "y\n", true, "lease", "revoke", "a", "--reason", "x", "--now", "--store", path)
+	r = cliOn(t, "y\n", true, "lease", "revoke", "a", "--reason", "x", "--now", "--store", path)
 	r.want(t, exitOK, "token 1 is ended and the lease is free", "two may act")
 	if r.out != "" {
 		t.Errorf("stdout: got %q, want nothing", r.out)
 	}
 
-	r = tenureOn(t, "y\n", true, "lease", "revoke", "a", "--reason", "x", "--store", path)
+	r = cliOn(t, "y\n", true, "lease", "revoke", "a", "--reason", "x", "--store", path)
 	r.want(t, exitConflict, "no term is held")
 
 	if g2 := acquire(t, path, "a", "host-2/1/a/b"); g2.Token <= g.Token {
@@ -98,7 +97,7 @@ func TestHandoff(t *testing.T) {
 	t.Parallel()
 	path := fileStore(t)
 	acquire(t, path, "a", "host-1/1/a/b")
-	tenure(t, "lease", "handoff", "a", "--to", "host-2", "--token", "1", "--reason", "update", "--store", path).want(t, exitOK,
+	cli(t, "lease", "handoff", "a", "--to", "host-2", "--token", "1", "--reason", "update", "--store", path).want(t, exitOK,
 		"token 1 is revoked", "reserved for host-2 for 10s")
 }
 
@@ -106,7 +105,7 @@ func TestClean(t *testing.T) {
 	t.Parallel()
 	path := fileStore(t)
 	release(t, path, acquire(t, path, "a", "host-1/1/a/b"))
-	r := tenure(t, "lease", "clean", "-o", "json", "--store", path)
+	r := cli(t, "lease", "clean", "-o", "json", "--store", path)
 	r.want(t, exitOK)
 	golden(t, "clean.json", r.out)
 }
@@ -117,9 +116,9 @@ func TestHostileText(t *testing.T) {
 	path := fileStore(t)
 	acquire(t, path, "a", "host-1/1/a/b")
 	reason := strings.NewReplacer("\x00", "", "\xff", "").Replace(hostile) // not in an argument; not UTF-8
-	tenure(t, "lease", "revoke", "a", "--token", "1", "--reason", reason, "--by", reason, "--store", path).want(t, exitOK)
+	cli(t, "lease", "revoke", "a", "--token", "1", "--reason", reason, "--by", reason, "--store", path).want(t, exitOK)
 	for _, args := range []string{"lease get a", "lease get a -o json", "lease ls", "lease history a", "lease history a -o json"} {
-		r := tenure(t, append(strings.Fields(args), "--store", path)...)
+		r := cli(t, append(strings.Fields(args), "--store", path)...)
 		r.want(t, exitOK)
 		rawFree(t, args, r.out)
 		if !strings.HasSuffix(args, "json") {
@@ -147,7 +146,7 @@ func TestHostileText(t *testing.T) {
 		{"lease", "get", hostile}, {hostile}, {"lease", hostile}, {"doctor", hostile}, {"lease", "get", "a", "--timeout", hostile},
 		{"lease", "get", "a", "-o", hostile}, {"lease", "get", "a", "--" + hostile}, {"doctor", "postgres://" + hostile + "@h/x"}, {"doctor", "x" + hostile + "://h"},
 	} {
-		r := tenure(t, args...)
+		r := cli(t, args...)
 		r.want(t, exitUsage)
 		rawFree(t, strings.Join(args, " "), r.err)
 	}
@@ -171,17 +170,17 @@ func TestCompletion(t *testing.T) {
 	t.Parallel()
 	path := fileStore(t)
 	acquire(t, path, "jobs/nightly", "host-1/1/a/b")
-	r := tenure(t, "__complete", "--store", path, "lease", "get", "jo")
+	r := cli(t, "__complete", "--store", path, "lease", "get", "jo")
 	if r.code != exitOK || !strings.HasPrefix(r.out, "jobs/nightly\theld\n") {
 		t.Errorf("got %d, %q", r.code, r.out)
 	}
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if r := tenure(t, "completion", shell); r.code != exitOK || !strings.Contains(r.out, "tenure") {
+		if r := cli(t, "completion", shell); r.code != exitOK || !strings.Contains(r.out, "tenure") {
 			t.Errorf("%s: got %d, %q", shell, r.code, r.err)
 		}
 	}
 	// A store that cannot be opened offers nothing and breaks nothing.
-	if r := tenure(t, "__complete", "--store", path+".nosuch", "lease", "get", ""); r.code != exitOK || !strings.HasPrefix(r.out, ":") {
+	if r := cli(t, "__complete", "--store", path+".nosuch", "lease", "get", ""); r.code != exitOK || !strings.HasPrefix(r.out, ":") {
 		t.Errorf("no store: got %d, %q", r.code, r.out)
 	}
 }

@@ -28,14 +28,14 @@ type result struct {
 	out, err string
 }
 
-// tenure runs the command line as main does.
-func tenure(t *testing.T, args ...string) result {
+// cli runs the command line as main does.
+func cli(t *testing.T, args ...string) result {
 	t.Helper()
-	return tenureOn(t, "", false, args...)
+	return cliOn(t, "", false, args...)
 }
 
-// tenureOn is tenure with an input, which may stand for a terminal.
-func tenureOn(t *testing.T, in string, interactive bool, args ...string) result {
+// cliOn is cli with an input, which may stand for a terminal.
+func cliOn(t *testing.T, in string, interactive bool, args ...string) result {
 	t.Helper()
 	var out, err bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -70,7 +70,7 @@ func (r result) want(t *testing.T, code int, parts ...string) {
 func fileStore(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "leases.db")
-	tenure(t, "migrate", "--store", path).want(t, exitOK)
+	cli(t, "migrate", "--store", path).want(t, exitOK)
 	return path
 }
 

@@ -168,7 +168,7 @@ func left(d time.Duration) string {
 		return ""
 	}
 	const unit = 100 * time.Millisecond
-	return shortDuration((d + unit - 1) / unit * unit)
+	return shortDuration((d + unit - 1).Truncate(unit))
 }
 
 var (

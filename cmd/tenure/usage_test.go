@@ -48,7 +48,7 @@ func TestUsageErrors(t *testing.T) {
 	} {
 		t.Run(tc.args, func(t *testing.T) {
 			t.Parallel()
-			r := tenure(t, strings.Fields(tc.args)...)
+			r := cli(t, strings.Fields(tc.args)...)
 			r.want(t, exitUsage, tc.parts...)
 			if r.out != "" {
 				t.Errorf("stdout: got %q, want nothing", r.out)
