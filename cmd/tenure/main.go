@@ -17,9 +17,12 @@ import (
 
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
+
+	"github.com/tenurehq/tenure/cmd/tenure/guardian"
 )
 
 func main() {
+	guardian.Main() // does not return if this process is a guardian
 	os.Exit(execute(context.Background(), os.Args[1:], console{
 		in: os.Stdin, out: os.Stdout, err: os.Stderr,
 		interactive: isatty.IsTerminal(os.Stdin.Fd()) && isatty.IsTerminal(os.Stderr.Fd()),
@@ -65,7 +68,9 @@ that you already run, and runs jobs so that two copies do not overlap.
 	}
 	root.PersistentFlags().String("store", "", "store to use (default $TENURE_STORE, else a SQLite file of this user)")
 	root.AddCommand(
+		newRun(con),
 		newLease(con),
+		newDoubt(),
 		newMigrate(),
 		newDoctor(),
 		newVersion(),

@@ -1,0 +1,356 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tenurehq/tenure"
+	"github.com/tenurehq/tenure/cmd/tenure/guardian"
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/store"
+)
+
+// job is one "tenure run": a keeper, and one command after another under terms
+// of one lease (one alone unless --on-loss again).
+type job struct {
+	f    *runFlags
+	con  console
+	st   store.Store
+	k    *tenure.Keeper
+	note *notebook
+
+	mu      sync.Mutex
+	grace   time.Duration
+	process *guardian.Process // while a command runs
+	last    guardian.Deadline // of the present term
+}
+
+// runJob opens the store, runs the command and returns its exit code as an error.
+func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) error {
+	if err := canStart(f.argv[0]); err != nil {
+		return err // before the lease is asked for
+	}
+	ctx, cancel := context.WithCancelCause(cmd.Context())
+	defer cancel(nil)
+	j := &job{f: f, con: con, grace: f.grace, note: newNotebook(con, f.name, f.verbose)}
+	defer j.passSignals(cancel)()
+
+	opening, opened := context.WithTimeout(ctx, requestTime)
+	st, closeStore, err := openStore(opening, cmd, true)
+	opened()
+	if err != nil {
+		return j.stopped(ctx, err)
+	}
+	defer closeStore()
+	if _, ok := st.(store.Slotter); !ok && (f.slot != "" || f.oncePer > 0) {
+		return failf(exitConfig, "this store cannot remember which slots are done: use SQLite or Postgres for --slot and --once-per")
+	}
+	cfg.Logger = f.logger(con)
+	cfg.DrainTimeout = time.Millisecond // what is not released when the job ends is meant to expire
+	if j.k, err = tenure.NewKeeper(st, cfg); err != nil {
+		return failf(exitUsage, "%w", err)
+	}
+	j.st = st
+	keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var background sync.WaitGroup
+	background.Go(func() { _ = j.k.Run(keeping) }) // the job itself says what is left to expire
+	background.Go(func() {
+		if err := j.k.ListenDoubt(keeping, "", nil); err != nil {
+			cfg.Logger.Warn("\"tenure doubt\" will not reach this process", "err", err)
+		}
+	})
+	defer background.Wait()
+	defer stop()
+	for {
+		again, err := j.once(ctx)
+		if !again || f.onLoss != onLossAgain || ctx.Err() != nil {
+			return j.stopped(ctx, explainHere(cmd, err))
+		}
+		j.note.line("%v; trying again", err)
+	}
+}
+
+// canStart refuses a command that cannot be started, with the shell's codes.
+func canStart(name string) error {
+	switch _, err := exec.LookPath(name); {
+	case err == nil, errors.Is(err, exec.ErrDot):
+		return nil
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return failf(exitNoCommand, "cannot start %q: no such command", name)
+	default:
+		return failf(exitNotExec, "cannot start %q: not executable (%w)", name, err)
+	}
+}
+
+// passSignals gives every signal to the command while one runs. Before that,
+// those that ask a program to end give up the waiting.
+func (j *job) passSignals(cancel context.CancelCauseFunc) (stop func()) {
+	signals := make(chan os.Signal, 64)
+	signal.Notify(signals, guardian.Signals()...)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			case s := <-signals:
+				n, _ := s.(syscall.Signal)
+				switch p := j.running(); {
+				case p != nil:
+					_ = p.Signal(s) // it has just ended: nothing to tell
+				case n == syscall.SIGTSTP:
+					_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+				case n == syscall.SIGINT, n == syscall.SIGTERM, n == syscall.SIGHUP, n == syscall.SIGQUIT:
+					cancel(&exitError{code: 128 + int(n)})
+				}
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(done)
+	}
+}
+
+// stopped returns the exit code of the signal that ended the waiting, or err.
+func (j *job) stopped(ctx context.Context, err error) error {
+	var bySignal *exitError
+	if errors.As(context.Cause(ctx), &bySignal) {
+		return bySignal
+	}
+	return asExit(err)
+}
+
+func (j *job) running() *guardian.Process {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.process
+}
+
+// once holds one term and runs the command under it. again says that the term
+// was lost and that another may be tried for.
+func (j *job) once(ctx context.Context) (again bool, err error) {
+	if j.f.slot != "" { // no need to wait for what is done
+		if err := j.slotFree(ctx, j.f.slot); err != nil {
+			return false, err
+		}
+	}
+	t, err := j.acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	slot, err := j.f.slotKey(ctx, j.st)
+	if err == nil && slot != "" {
+		err = j.slotFree(ctx, slot)
+	}
+	var outcome guardian.Outcome
+	if err == nil {
+		outcome, err = j.command(t)
+	}
+	if err != nil {
+		return false, errors.Join(err, j.release(t))
+	}
+	var lost *tenure.LostError
+	isLost := errors.As(t.Err(), &lost)
+	if len(outcome.Leftovers) > 0 {
+		return false, j.leave(t, outcome.Leftovers)
+	}
+	if isLost {
+		if lost.Reason != tenure.ReasonRestored { // that one waits to be replaced
+			if err := j.release(t); err != nil {
+				j.note.line("%v", err)
+			}
+		}
+		code := exitLost
+		if lost.Reason == tenure.ReasonNoProgress {
+			code = exitNoProgress
+		}
+		return true, &exitError{code: code, err: lost}
+	}
+	if outcome.ExitCode == 0 && slot != "" {
+		if err := j.slotDone(t, slot); err != nil {
+			return false, errors.Join(err, j.release(t))
+		}
+	}
+	if err := j.release(t); err != nil {
+		if errors.As(err, &lost) {
+			return true, &exitError{code: exitLost, err: lost}
+		}
+		j.note.line("%v", err) // the work is done; the lease will lapse
+	}
+	switch {
+	case outcome.Signal != 0:
+		return false, &exitError{code: 128 + int(outcome.Signal)}
+	case outcome.ExitCode != 0:
+		return false, &exitError{code: outcome.ExitCode}
+	}
+	return false, nil
+}
+
+// acquire gets a term, as --wait, --no-wait or --wait-for ask.
+func (j *job) acquire(ctx context.Context) (*tenure.Term, error) {
+	j.mu.Lock()
+	j.last = guardian.Deadline{}
+	j.mu.Unlock()
+	opts := append(j.f.options(), tenure.WithConfirm(j.confirmed))
+	if j.f.noWait {
+		return j.k.TryAcquire(ctx, j.f.name, opts...)
+	}
+	defer j.note.stop()
+	opts = append(opts, tenure.WithWait(j.note.waiting))
+	if j.f.waitFor == 0 {
+		return j.k.Acquire(ctx, j.f.name, opts...)
+	}
+	limited, cancel := context.WithTimeout(ctx, j.f.waitFor)
+	defer cancel()
+	t, err := j.k.Acquire(limited, j.f.name, opts...)
+	var held *store.HeldError
+	if limited.Err() != nil && errors.As(err, &held) {
+		return nil, failf(exitNotAcquired, "not acquired within %s: %w", shortDuration(j.f.waitFor), held)
+	}
+	return t, err
+}
+
+// confirmed gives the guardian the deadline of a confirmed renewal.
+func (j *job) confirmed(t *tenure.Term) {
+	until := t.TrustedUntil()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.last = guardian.Deadline{TermAt: until, KillAt: until + j.grace}
+	if j.process != nil {
+		_ = j.process.Extend(j.last) // too late, or over: the guardian has decided
+	}
+}
+
+// command runs the command under t until it and all it started have ended.
+func (j *job) command(t *tenure.Term) (guardian.Outcome, error) {
+	spec := guardian.Spec{Argv: j.f.argv, Env: j.f.environment(t), Grace: max(j.grace, time.Millisecond), Notice: j.note.notice}
+	watching, stopWatching := context.WithCancel(context.Background())
+	defer stopWatching()
+	if j.f.progress == progressDescriptor {
+		ours, theirs, err := os.Pipe()
+		if err != nil {
+			return guardian.Outcome{}, failf(exitInternal, "a pipe for progress: %w", err)
+		}
+		defer ours.Close()
+		defer theirs.Close()
+		spec.Files = []*os.File{theirs}
+		go readProgress(ours, t)
+	} else if j.f.progress != "" {
+		go watchProgress(watching, j.f.progress, j.f.stallAfter, t)
+	}
+	j.mu.Lock()
+	first := j.last
+	j.mu.Unlock()
+	p, err := guardian.Start(context.Background(), spec, first)
+	if err != nil {
+		return guardian.Outcome{}, cannotStart(err)
+	}
+	for _, f := range spec.Files {
+		f.Close() // the command has its own; ours would keep the pipe open
+	}
+	j.mu.Lock()
+	j.process = p
+	if j.last != first {
+		_ = p.Extend(j.last) // as in confirmed
+	}
+	j.mu.Unlock()
+	defer func() {
+		j.mu.Lock()
+		j.process = nil
+		j.mu.Unlock()
+	}()
+	select {
+	case <-p.Done():
+	case <-t.Context().Done():
+		end(p, t)
+	}
+	return p.Wait()
+}
+
+// end stops the command of a term that is over: at once if somebody else may
+// act already, with the grace that is left otherwise.
+func end(p *guardian.Process, t *tenure.Term) {
+	var lost *tenure.LostError
+	if errors.As(t.Err(), &lost) {
+		switch lost.Reason {
+		case tenure.ReasonRevoked, tenure.ReasonNoProgress, tenure.ReasonNoContact, tenure.ReasonBusy,
+			tenure.ReasonPermission, tenure.ReasonReadOnly, tenure.ReasonSchema, tenure.ReasonCopied:
+			p.Stop()
+			return
+		}
+	}
+	now := clock.Boot()
+	_ = p.Extend(guardian.Deadline{TermAt: now, KillAt: now}) // refused only if killing has begun
+}
+
+// cannotStart gives the guardian's refusals their codes. The command did not run.
+func cannotStart(err error) error {
+	switch {
+	case errors.Is(err, guardian.ErrNotFound):
+		return failf(exitNoCommand, "%w", err)
+	case errors.Is(err, guardian.ErrLate):
+		return failf(exitLost, "%w", err)
+	case errors.Is(err, guardian.ErrUnsupported):
+		return failf(exitConfig, "%w", err)
+	case errors.Is(err, guardian.ErrMayHaveRun):
+		return failf(exitInternal, "%w", err)
+	}
+	return failf(exitNotExec, "%w", err)
+}
+
+// release gives the term back; the work under it has ended.
+func (j *job) release(t *tenure.Term) error { return t.Release(context.Background()) }
+
+// leave names what could not be ended. Nothing is released: the lease lapses by
+// itself, after which whoever runs next must cope with what is still there.
+func (j *job) leave(t *tenure.Term, left []guardian.Leftover) error {
+	for _, l := range left {
+		j.note.line("process %d (%s) could not be ended: %s", l.PID, l.Comm, l.Why)
+	}
+	return failf(exitLost, "lease %q (token %s) is left to expire, within %s, because not all of its processes could be ended", t.Name(), t.Token(), shortDuration(j.f.ttl))
+}
+
+// slotFree returns an error with exitSlotDone if the slot is done.
+func (j *job) slotFree(ctx context.Context, slot string) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
+	s, err := j.st.(store.Slotter).Slot(ctx, j.f.name, slot)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	return &store.SlotError{Slot: s}
+}
+
+// slotDone records the slot under the term, and tries again while the term lasts.
+func (j *job) slotDone(t *tenure.Term, slot string) error {
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), requestTime)
+		err := j.st.(store.Slotter).Done(ctx, t.Grant(), slot)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		switch store.Classify(err) {
+		case store.CodeNoContact, store.CodeBusy:
+			select {
+			case <-time.After(200 * time.Millisecond):
+				continue
+			case <-t.Context().Done():
+			}
+		}
+		return failf(exitLost, "the command succeeded, but slot %q of %q could not be recorded, so it may run again: %w", slot, j.f.name, err)
+	}
+}
