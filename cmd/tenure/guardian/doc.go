@@ -87,7 +87,8 @@
 // and passes on what it gets; CMD is given the terminal when it first asks
 // (it stops with SIGTTIN or SIGTTOU). When CMD stops by Ctrl-Z the runner takes
 // the terminal back and stops its own job, so that the shell sees it stopped;
-// fg hands the terminal over again. Deadlines go on while it is stopped.
+// fg hands the terminal over again. Deadlines go on while it is stopped. A script
+// around the runner does not see the Ctrl-C that CMD got, only how CMD ended.
 //
 // # Other systems
 //

@@ -114,6 +114,107 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 	}
 }
 
+func TestFilesArePassedOn(t *testing.T) {
+	t.Parallel()
+	r := run(t, plan{Argv: shell("echo marker >&3; ls /proc/self/fd >&3"), Trial: "files"})
+	// The pipe ends, so nobody but the command held it.
+	if got, want := r.await("the pipe to end", func(s said) bool { return s.Read != "" }).Read, "marker\n0\n1\n2\n3\n4\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	r.outcome()
+}
+
+func TestSignalsStartOutAsTheyWere(t *testing.T) {
+	t.Parallel()
+	for _, before := range []string{"", `trap "" HUP; `, `trap "" HUP INT; `} {
+		r := run(t, plan{Argv: []string{"grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"}}, func(c *exec.Cmd) {
+			c.Args = append(shell(before+`grep -E "^Sig(Blk|Ign)" /proc/self/status; exec "$0"`), c.Path)
+			c.Path = "/bin/sh"
+		})
+		r.outcome()
+		_ = r.cmd.Wait()
+		lines := strings.SplitAfter(r.stdout.String(), "\n")
+		if len(lines) != 5 || lines[0]+lines[1] != lines[2]+lines[3] {
+			t.Errorf("%q: got %q, want the same before and under a guardian", before, lines)
+		}
+	}
+}
+
+func TestContextStops(t *testing.T) {
+	t.Parallel()
+	r := run(t, plan{Argv: []string{"sleep", "60"}, Trial: "cancel"})
+	r.signal(r.pid, syscall.SIGUSR2)
+	if got, want := r.outcome(), (guardian.Outcome{ExitCode: -1, Signal: syscall.SIGTERM, Why: guardian.WhyStop}); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestOneCommandAtATime(t *testing.T) {
+	t.Parallel()
+	r := run(t, plan{Argv: []string{"sleep", "60"}, Trial: "active"})
+	if got := r.await("a refusal", func(s said) bool { return s.Error != "" }); got.Kind != "active" {
+		t.Errorf("got %+v, want ErrActive", got)
+	}
+	r.signal(r.pid, syscall.SIGUSR2)
+	r.outcome()
+}
+
+func TestLateDeadlineDoesNotRevive(t *testing.T) {
+	t.Parallel()
+	r := run(t, plan{Argv: shell(`trap "" TERM; while :; do sleep 0.05; done`), Term: 200 * time.Millisecond, Margin: 400 * time.Millisecond, Trial: "late"})
+	if got := r.await("a refusal", func(s said) bool { return s.Error != "" }); got.Kind != "late" {
+		t.Errorf("got %+v, want ErrLate", got)
+	}
+	if got := r.outcome(); got.Why != guardian.WhyDeadline || !got.Forced {
+		t.Errorf("got %+v, want why deadline", got)
+	}
+	if got := r.await("a refusal", func(s said) bool { return s.Error != "" }); got.Kind != "done" {
+		t.Errorf("got %+v, want os.ErrProcessDone", got)
+	}
+}
+
+// TestReadLateDoesNotRevive has a deadline that was sent in time, and is read by
+// a guardian that was paused past the old one.
+func TestReadLateDoesNotRevive(t *testing.T) {
+	t.Parallel()
+	r := run(t, plan{Argv: []string{"sleep", "60"}, Term: 400 * time.Millisecond, Margin: 20 * time.Second, Renew: 10 * time.Millisecond})
+	r.signal(r.guardian, syscall.SIGSTOP)
+	past := time.Now().Add(600 * time.Millisecond) // renewed all the while
+	until(t, "the old deadline to pass", func() bool { return time.Now().After(past) })
+	r.signal(r.guardian, syscall.SIGCONT)
+	if got, want := r.outcome(), (guardian.Outcome{ExitCode: -1, Signal: syscall.SIGTERM, Why: guardian.WhyDeadline}); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestNoticesTellTheStory(t *testing.T) {
+	t.Parallel()
+	r := run(t, plan{Argv: shell(stubborn), Grace: 100 * time.Millisecond})
+	r.grown(stubbornSize)
+	r.signal(r.command, syscall.SIGSTOP)
+	r.await("stopped", func(s said) bool { return s.Notice != nil && s.Notice.Event == guardian.EventStopped })
+	r.signal(r.pid, syscall.SIGCONT)
+	r.await("continued", func(s said) bool { return s.Notice != nil && s.Notice.Event == guardian.EventContinued })
+	r.signal(r.pid, syscall.SIGUSR2)
+	r.outcome()
+	var got []guardian.Notice
+	for _, s := range r.seen {
+		if s.Notice != nil {
+			got = append(got, *s.Notice)
+		}
+	}
+	want := []guardian.Notice{
+		{Event: guardian.EventStarted, PID: r.command},
+		{Event: guardian.EventStopped, PID: r.command, Detail: "SIGSTOP"},
+		{Event: guardian.EventContinued, PID: r.command},
+		{Event: guardian.EventTerm, PID: r.command, Why: guardian.WhyStop},
+		{Event: guardian.EventKill, PID: r.command, Why: guardian.WhyStop},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
 func TestSecretsDoNotShow(t *testing.T) {
 	t.Parallel()
 	r := run(t, plan{Argv: shell("env; sleep 60")})

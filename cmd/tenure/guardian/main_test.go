@@ -58,6 +58,7 @@ type plan struct {
 	MountProc bool          // in a pid namespace of its own
 	Children  int           // started before the command, and not its descendants
 	Loops     int           // run it so many times, default 1
+	Trial     string        // something that the runner does besides
 }
 
 // said is one line from a runner.
@@ -69,6 +70,7 @@ type said struct {
 	Outcome  *guardian.Outcome `json:",omitempty"`
 	Error    string            `json:",omitempty"`
 	Kind     string            `json:",omitempty"`
+	Read     string            `json:",omitempty"`
 }
 
 // runnerPart is a small `tenure run`: it passes signals on, renews on its own
@@ -112,9 +114,20 @@ func runnerPart() int {
 		now := clock.Boot()
 		return guardian.Deadline{TermAt: now + pl.Term, KillAt: now + pl.Term + pl.Margin}
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var files []*os.File
+	if pl.Trial == "files" {
+		read, write, err := os.Pipe()
+		if err != nil {
+			return 1
+		}
+		files = append(files, write)
+		go func() { text, _ := io.ReadAll(read); say(said{Read: string(text)}) }()
+	}
 	for range max(pl.Loops, 1) {
-		p, err := guardian.Start(context.Background(), guardian.Spec{
-			Argv: pl.Argv, Env: pl.Env, Dir: pl.Dir, Grace: pl.Grace,
+		p, err := guardian.Start(ctx, guardian.Spec{
+			Argv: pl.Argv, Env: pl.Env, Dir: pl.Dir, Grace: pl.Grace, Files: files,
 			Notice: func(n guardian.Notice) { say(said{Notice: &n}) },
 		}, next())
 		if err != nil {
@@ -122,6 +135,20 @@ func runnerPart() int {
 			return 3
 		}
 		say(said{Started: p.PID(), Guardian: p.GuardianPID(), Strange: strange})
+		for _, f := range files {
+			f.Close()
+		}
+		switch pl.Trial {
+		case "active":
+			_, err := guardian.Start(ctx, guardian.Spec{Argv: []string{"true"}}, next())
+			say(said{Error: err.Error(), Kind: kind(err)})
+		case "late":
+			for from := clock.Boot(); clock.Boot() < from+2*pl.Term; {
+				time.Sleep(time.Millisecond)
+			}
+			err := p.Extend(next())
+			say(said{Error: fmt.Sprint(err), Kind: kind(err)})
+		}
 		var renew <-chan time.Time
 		if pl.Renew > 0 {
 			ticker := time.NewTicker(pl.Renew)
@@ -131,10 +158,13 @@ func runnerPart() int {
 		for running := true; running; {
 			select {
 			case sig := <-sigs:
-				if sig == syscall.SIGUSR2 {
-					p.Stop()
-				} else {
+				switch {
+				case sig != syscall.SIGUSR2:
 					_ = p.Signal(sig)
+				case pl.Trial == "cancel":
+					cancel()
+				default:
+					p.Stop()
 				}
 			case <-renew:
 				_ = p.Extend(next())
@@ -148,6 +178,10 @@ func runnerPart() int {
 			return 3
 		}
 		say(said{Outcome: &o})
+		if pl.Trial == "late" {
+			err := p.Extend(next())
+			say(said{Error: fmt.Sprint(err), Kind: kind(err)})
+		}
 	}
 	return 0
 }
@@ -160,6 +194,10 @@ func kind(err error) string {
 		return "not_executable"
 	case errors.Is(err, guardian.ErrLate):
 		return "late"
+	case errors.Is(err, guardian.ErrActive):
+		return "active"
+	case errors.Is(err, os.ErrProcessDone):
+		return "done"
 	case errors.Is(err, syscall.E2BIG):
 		return "too_big"
 	}

@@ -277,7 +277,7 @@ func (p *Process) Extend(d Deadline) error {
 func (p *Process) Stop() { p.send(sendTimeout, request{Stop: true}) }
 
 // Signal passes a signal on to the command, or to its process group if it is one
-// that a terminal sends (INT, QUIT, HUP, TSTP, CONT, WINCH). It returns
+// that a terminal sends (INT, QUIT, TSTP, CONT, WINCH). It returns
 // os.ErrProcessDone after the end.
 func (p *Process) Signal(sig os.Signal) error {
 	number, ok := sig.(syscall.Signal)
@@ -417,6 +417,12 @@ func (p *Process) hear(r report) {
 		p.notice(*r.Notice)
 	case r.Outcome != nil:
 		p.outcome = r.Outcome
+		if p.next > 0 { // the guardian was late, and cannot know what was done here
+			p.outcome.Forced = true
+			if p.outcome.Why == "" {
+				p.outcome.Why = WhyDeadline
+			}
+		}
 	}
 }
 

@@ -72,7 +72,7 @@ type ending struct {
 	killAt time.Duration
 	asked  map[identity]bool // who got SIGTERM
 	killed time.Duration     // the first SIGKILL, or 0
-	next   time.Duration // the next sweep
+	next   time.Duration     // the next sweep
 	pause  time.Duration
 }
 
@@ -134,8 +134,8 @@ func closeOnExec() {
 
 // catchSignals makes the guardian outlive every signal that can be caught: it
 // ends when the tree has ended and not before. The command starts with default
-// actions all the same, since exec resets caught signals; what was ignored when
-// we started (nohup) stays ignored for it.
+// actions all the same, since exec resets caught signals; HUP and INT stay ignored
+// if they were (nohup). Of others the Go runtime does not tell.
 func catchSignals() {
 	ignored := make(chan os.Signal, 1)
 	for _, sig := range append(Signals(), syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGPIPE, syscall.SIGCONT) {
@@ -215,12 +215,14 @@ func openCgroup(dir string) (int, error) {
 // loop guards until no descendant is left, or who is left has been named.
 func (s *server) loop(requests <-chan request, children <-chan os.Signal) {
 	for {
+		// The clock first, also before the dead are counted: a command that ended
+		// while the guardian was paused past TermAt may have ended too late.
+		now := clock.Boot()
+		s.enforce(now)
 		if empty := s.reap(); empty {
 			s.finish(nil)
 			return
 		}
-		now := clock.Boot()
-		s.enforce(now)
 		if s.end != nil && s.end.killed > 0 && now >= s.end.killed+leftoverAfter {
 			alive, _ := descendants(os.Getpid(), nil)
 			s.finish(leftovers(alive))
@@ -231,7 +233,7 @@ func (s *server) loop(requests <-chan request, children <-chan os.Signal) {
 		}
 		select {
 		case r, ok := <-requests:
-			// The clock first: what the runner sent may have waited for long.
+			// And before what the runner sent, which may have waited for long.
 			now := clock.Boot()
 			s.enforce(now)
 			if !ok {
@@ -394,11 +396,12 @@ func (s *server) finish(left []Leftover) {
 }
 
 // signal passes on what the runner got: to the command's process group what a
-// terminal would have sent to all of a job, to the command alone what somebody
-// sent to one process.
+// terminal sends to all of a job, to the command alone what is sent to one
+// process. HUP is of the second kind: it makes daemons read their settings, and a
+// worker that does not expect it would die.
 func (s *server) signal(sig syscall.Signal) {
 	switch sig {
-	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP, syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGWINCH:
+	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGWINCH:
 		if signalGroup(s.pidfd, sig) != nil && !s.exited {
 			_ = syscall.Kill(-s.cmd, sig)
 		}
