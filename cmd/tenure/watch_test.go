@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,14 +16,14 @@ import (
 // deaf is a store that cannot tell of changes, and that counts what it is asked.
 type deaf struct {
 	store.Store
-	asked int
-	err   error
+	asked atomic.Int32
+	err   atomic.Pointer[error] // what Get answers with, if set
 }
 
 func (d *deaf) Get(ctx context.Context, name string) (store.Record, error) {
-	d.asked++
-	if d.err != nil {
-		return store.Record{}, d.err
+	d.asked.Add(1)
+	if err := d.err.Load(); err != nil {
+		return store.Record{}, *err
 	}
 	return d.Store.Get(ctx, name)
 }
@@ -101,8 +102,8 @@ func TestWatchAsksAtExpiry(t *testing.T) {
 		go func() { done <- w.run(ctx) }()
 		time.Sleep(9 * time.Minute) // virtual
 		synctest.Wait()
-		if st.asked != 1 {
-			t.Errorf("before the expiry: got %d requests, want 1", st.asked)
+		if n := st.asked.Load(); n != 1 {
+			t.Errorf("before the expiry: got %d requests, want 1", n)
 		}
 		if l := <-lines; l.Event != "held" {
 			t.Errorf("got %q", l)
@@ -113,13 +114,13 @@ func TestWatchAsksAtExpiry(t *testing.T) {
 			t.Errorf("got %q", l)
 		}
 		// A store that does not answer is unknown, never free (P8).
-		st.err = store.ErrUnavailable
+		st.err.Store(&store.ErrUnavailable)
 		time.Sleep(time.Minute) // virtual
 		synctest.Wait()
 		if l := <-lines; l.Event != "unknown" || l.Status != "" {
 			t.Errorf("got %q", l)
 		}
-		st.err = nil
+		st.err.Store(nil)
 		time.Sleep(time.Minute) // virtual
 		synctest.Wait()
 		if l := <-lines; l.Event != "lapsed" {
@@ -138,7 +139,9 @@ func TestWatchAsksAtExpiry(t *testing.T) {
 // What will not pass ends the watch.
 func TestWatchGivesUp(t *testing.T) {
 	t.Parallel()
-	_, done := watching(t, &deaf{Store: memory.New(), err: store.ErrPermission})
+	st := &deaf{Store: memory.New()}
+	st.err.Store(&store.ErrPermission)
+	_, done := watching(t, st)
 	if err := <-done; !errors.Is(err, store.ErrPermission) {
 		t.Errorf("got %v, want %v", err, store.ErrPermission)
 	}
