@@ -45,9 +45,11 @@ import (
 //   - The grant first, and not committed: the guard waits for it, and one of the
 //     above follows.
 //
-// Without the index a change of token is no change of a key, the second case
-// fails above READ COMMITTED (the old row can be locked although a newer one
-// exists), and a stale writer commits. Therefore Check insists on the index.
+// Without the index a change of token by a plain UPDATE or an upsert is no
+// change of a key, the second case fails above READ COMMITTED (the old row can
+// be locked although a newer one exists), and a stale writer commits. Acquire
+// takes the stronger lock beforehand, but a restore, an older program or a hand
+// at psql may not. Therefore Check insists on the index.
 func Guard(ctx context.Context, tx pgx.Tx, schema, name string, token fence.Token) error {
 	schema, err := checkSchema(schema)
 	if err != nil {
