@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"iter"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -27,8 +26,6 @@ func (d *deaf) Get(ctx context.Context, name string) (store.Record, error) {
 	}
 	return d.Store.Get(ctx, name)
 }
-
-func (d *deaf) List(context.Context, string) iter.Seq2[store.Record, error] { panic("not asked for") }
 
 // watching runs a watch on st and returns its lines.
 func watching(t *testing.T, st store.Store) (lines chan watchLine, done chan error) {
