@@ -239,7 +239,11 @@ var replyTests = []subtest{
 		lost := t.next()
 		e.ok("the release whose reply is lost", e.one(e.st.Release(e.ctx, []store.Grant{lost})).Err)
 		t.sent(lost)
+		first := e.get(e.st, t.rec.Name)
 		e.ok("next release", e.release(t, ""))
+		if again := e.get(e.st, t.rec.Name); again.Status != store.Released || !again.EndedAt.Equal(first.EndedAt) {
+			e.Errorf("record: got %s, ended at %s, want released once, at %s", again.Status, again.EndedAt, first.EndedAt)
+		}
 		b := e.hold(e.second, t.rec.Name, "b")
 		e.is("a release that finds a successor", e.release(t, ""), store.ErrSuperseded)
 		e.unchanged("a release that finds a successor", b.rec)

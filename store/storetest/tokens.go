@@ -200,6 +200,9 @@ var floorTests = []subtest{
 		e.ok("renewal of a term above the floor", e.renew(above))
 		e.larger("RaiseFloor of all names", floor, e.hold(e.second, known.rec.Name, "b").rec.Token)
 		e.larger("RaiseFloor of all names", floor, e.hold(e.second, e.name("unknown"), "b").rec.Token)
+		e.ok("RaiseFloor of an unknown name to less", e.st.RaiseFloor(e.ctx, e.name("less"), floor-1))
+		_, err := e.st.Get(e.ctx, e.name("less"))
+		e.is("Get after a floor that is not above the one for unknown names", err, store.ErrNotFound)
 	}},
 	// A name that has a record does not share in the floor of the unknown ones.
 	{name: "Floor_all_after_clean", alone: true, run: func(e *env) {
