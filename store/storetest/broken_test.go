@@ -54,7 +54,7 @@ var brokenStores = []struct {
 	}, "C06_renew_twice One_way_loss", ""},
 	{"lost reply is a loss", func() storetest.Harness {
 		return sound(func(r *rows) store.Store { return &lastConfirmed{r} })
-	}, "C06_renew C06_acquire C06_release C06_release_after_lost_renewal One_way_loss", "C28_renewal_in_flight P5_outstanding_applied"},
+	}, "P6 C06_renew C06_acquire C06_release C06_release_after_lost_renewal One_way_loss", "C28_renewal_in_flight P5_outstanding_applied"},
 	{"recognised by holder name", func() storetest.Harness {
 		return sound(func(r *rows) store.Store { return &byHolder{r} })
 	}, "Acquire_held Replace_not_own", "P1 C06_acquire_late C17_writes MinHold_replace"},
@@ -504,6 +504,8 @@ type releaseByName struct {
 }
 
 func (s *releaseByName) Release(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return s.rows.Release(ctx, s.found(ctx, grants))
 }
 

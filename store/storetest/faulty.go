@@ -148,7 +148,7 @@ func (f *Faulty) through(ctx context.Context, op Op, apply func() error) error {
 }
 
 // call is through for a method that has an answer, which is lost with the reply.
-func call[T any](f *Faulty, ctx context.Context, op Op, apply func() (T, error)) (T, error) {
+func call[T any](ctx context.Context, f *Faulty, op Op, apply func() (T, error)) (T, error) {
 	var answer T
 	applied := false
 	err := f.through(ctx, op, func() (err error) {
@@ -165,22 +165,22 @@ func call[T any](f *Faulty, ctx context.Context, op Op, apply func() (T, error))
 
 // Acquire implements store.Store.
 func (f *Faulty) Acquire(ctx context.Context, req store.Request) (store.Record, error) {
-	return call(f, ctx, OpAcquire, func() (store.Record, error) { return f.st.Acquire(ctx, req) })
+	return call(ctx, f, OpAcquire, func() (store.Record, error) { return f.st.Acquire(ctx, req) })
 }
 
 // Renew implements store.Store.
 func (f *Faulty) Renew(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
-	return call(f, ctx, OpRenew, func() ([]store.Result, error) { return f.st.Renew(ctx, grants) })
+	return call(ctx, f, OpRenew, func() ([]store.Result, error) { return f.st.Renew(ctx, grants) })
 }
 
 // Release implements store.Store.
 func (f *Faulty) Release(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
-	return call(f, ctx, OpRelease, func() ([]store.Result, error) { return f.st.Release(ctx, grants) })
+	return call(ctx, f, OpRelease, func() ([]store.Result, error) { return f.st.Release(ctx, grants) })
 }
 
 // Get implements store.Store.
 func (f *Faulty) Get(ctx context.Context, name string) (store.Record, error) {
-	return call(f, ctx, OpGet, func() (store.Record, error) { return f.st.Get(ctx, name) })
+	return call(ctx, f, OpGet, func() (store.Record, error) { return f.st.Get(ctx, name) })
 }
 
 // List implements store.Store. A fault befalls it before the first record.

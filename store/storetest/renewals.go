@@ -148,6 +148,36 @@ var copyTests = []subtest{
 
 // Lost replies do no harm (P6), and keep nothing alive.
 var replyTests = []subtest{
+	// A term whose every reply is lost once: acquire, renewal and release.
+	{name: "P6", run: func(e *env) {
+		lossy := NewFaulty(e.st)
+		lost := Fault{DropReply: true, Err: store.ErrUnavailable}
+		for _, op := range []Op{OpAcquire, OpRenew, OpRelease} {
+			lossy.Script(op, lost)
+		}
+		req := request(e.name("job"), "a", long)
+		_, err := lossy.Acquire(e.ctx, req)
+		e.is("Acquire", err, store.ErrUnavailable)
+		first := e.get(e.second, req.Name)
+		req.Known, req.Attempt = []store.Attempt{req.Attempt}, store.NewAttempt()
+		t := e.must(lossy, req)
+		for _, send := range []func(context.Context, []store.Grant) ([]store.Result, error){lossy.Renew, lossy.Release} {
+			g := t.next()
+			_, err := send(e.ctx, []store.Grant{g})
+			e.is("a request whose reply is lost", err, store.ErrUnavailable)
+			t.sent(g)
+			g = t.next()
+			res := e.one(send(e.ctx, []store.Grant{g}))
+			e.ok("its retry", res.Err)
+			t.confirmed(g, res.Record)
+			if res.Record.Token != first.Token || !res.Record.AcquiredAt.Equal(first.AcquiredAt) {
+				e.Errorf("retry: got %+v, want the term of %+v", stateOf(res.Record), stateOf(first))
+			}
+		}
+		if rec := e.get(e.second, req.Name); rec.Status != store.Released || rec.Token != first.Token {
+			e.Errorf("record: got %s with token %s, want released with %s", rec.Status, rec.Token, first.Token)
+		}
+	}},
 	{name: "C06_renew", run: func(e *env) {
 		t := e.hold(e.st, e.name("job"), "a")
 		lost := t.next()
