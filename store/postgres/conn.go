@@ -68,7 +68,7 @@ func newLine() line {
 // do runs a statement. A connection on which a request failed in any other way
 // than by the server's own answer is closed, and the next request has a fresh
 // one: it may be a dead one that swallows everything.
-func (l *line) do(ctx context.Context, pool *pgxpool.Pool, what, statement string) ([]*row, error) {
+func (l *line) do(ctx context.Context, s *Store, what, statement string) ([]*row, error) {
 	select {
 	case <-l.free:
 		defer func() { l.free <- struct{}{} }()
@@ -76,19 +76,19 @@ func (l *line) do(ctx context.Context, pool *pgxpool.Pool, what, statement strin
 		return nil, failure(what, nil, ctx.Err())
 	}
 	if l.conn == nil || l.conn.IsClosed() {
-		conn, err := dial(ctx, pool, "tenure renew")
+		conn, err := dial(ctx, s.pool, "tenure renew")
 		if err != nil {
-			return nil, failure(what, pool.Config().ConnConfig, err)
+			return nil, failure(what, s.pool.Config().ConnConfig, err)
 		}
 		l.conn = conn
 	}
-	rows, err := query(ctx, l.conn.PgConn(), statement)
+	rows, err := s.query(ctx, l.conn.PgConn(), statement)
 	if err != nil {
 		if _, answered := serverError(err); !answered || ctx.Err() != nil {
 			discard(l.conn)
 			l.conn = nil
 		}
-		return nil, failure(what, pool.Config().ConnConfig, err)
+		return nil, failure(what, s.pool.Config().ConnConfig, err)
 	}
 	return rows, nil
 }

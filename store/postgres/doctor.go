@@ -51,7 +51,7 @@ func (s *Store) settings(ctx context.Context) ([]store.Finding, error) {
 	defer conn.Release()
 	wire := conn.Conn().PgConn()
 	sent := time.Now()
-	rows, err := query(ctx, wire, `SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only')::bool,
+	rows, err := s.query(ctx, wire, `SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only')::bool,
 		current_setting('fsync')::bool, current_setting('full_page_writes')::bool, current_setting('autovacuum')::bool,
 		current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
 		(SELECT count(*) FROM pg_stat_replication), (SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'async'),

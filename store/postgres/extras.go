@@ -77,7 +77,6 @@ func (s *Store) Done(ctx context.Context, g store.Grant, slot string) error {
 	c.number(int64(g.Token))
 	c.text(attemptList(g.Known))
 	c.text(slot)
-	c.small(s.waitMillis(ctx))
 	c.WriteString(")")
 	r, err := s.one(ctx, "record a slot", c.String())
 	if err != nil {
@@ -132,7 +131,6 @@ func (s *Store) Clean(ctx context.Context, idle time.Duration) (int, error) {
 	var c call
 	c.WriteString("SELECT " + s.prefix + "tenure_clean(")
 	c.number(microseconds(idle))
-	c.small(s.waitMillis(ctx))
 	c.WriteString(")")
 	r, err := s.one(ctx, "clean", c.String())
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"iter"
@@ -43,12 +42,13 @@ type Config struct {
 	// digits and underscores. The default is "public".
 	Schema string
 
-	// TakeoverWait bounds how long a request waits for a row that somebody else
-	// has locked: an Acquire for the commit of guarded transactions of the last
-	// term, Revoke and RaiseFloor for whoever it is. Renew and Release wait for
-	// no row. Past it the error is a *store.BusyError that names who is in the
-	// way. The default is 2 s. A request whose context ends sooner waits for at
-	// most half of the time that it has left, so that it can still learn why.
+	// TakeoverWait bounds how long a request waits for what somebody else has
+	// locked: an Acquire for the commit of guarded transactions of the last term,
+	// Revoke and RaiseFloor for whoever has the row. Renew and Release wait for no
+	// row, but would for the whole table. Past it the error is a *store.BusyError
+	// that names who is in the way. The default is 2 s. A request whose context
+	// ends sooner waits for at most half of the time that it has left, so that it
+	// can still learn why.
 	TakeoverWait time.Duration
 }
 
@@ -132,22 +132,13 @@ func (s *Store) space() int32 {
 
 func (s *Store) channel() string { return "tenure " + s.schema }
 
-// waitMillis is the bound on waiting for a lock, for a request under ctx.
-func (s *Store) waitMillis(ctx context.Context) int {
-	wait := s.wait
-	if deadline, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(deadline)/2)
-	}
-	return int(max(wait/time.Millisecond, 1))
-}
-
 // do runs a statement on a connection of the pool.
 func (s *Store) do(ctx context.Context, what, statement string) ([]*row, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, failure(what, s.pool.Config().ConnConfig, err)
 	}
-	rows, err := query(ctx, conn.Conn().PgConn(), statement)
+	rows, err := s.query(ctx, conn.Conn().PgConn(), statement)
 	if err != nil && ctx.Err() != nil {
 		// Nobody knows what is still under way on it.
 		discard(conn.Hijack())
@@ -216,7 +207,6 @@ func (s *Store) Acquire(ctx context.Context, req store.Request) (store.Record, e
 		meta = string(b)
 	}
 	c.text(meta)
-	c.small(s.waitMillis(ctx))
 	c.WriteString(")")
 
 	r, err := s.one(ctx, "acquire", c.String())
@@ -274,10 +264,7 @@ func (s *Store) explain(ctx context.Context, name string, err error) error {
 	c.text(name)
 	c.WriteString(")")
 	busy := &store.BusyError{Name: name}
-	rows, failed := s.do(ctx, "find who has the lease locked", c.String())
-	if failed != nil {
-		return errors.Join(busy, failed)
-	}
+	rows, _ := s.do(ctx, "find who has the lease locked", c.String()) // that it is busy matters more than by whom
 	for _, r := range rows {
 		busy.Blockers = append(busy.Blockers, r.text())
 	}
@@ -297,11 +284,10 @@ func (s *Store) Renew(ctx context.Context, grants []store.Grant) ([]store.Result
 	c.grants(order)
 	c.numbers(len(order), func(i int) int64 { return microseconds(order[i].TTL) })
 	c.sent(order)
-	c.small(s.waitMillis(ctx))
 	c.WriteString(")")
-	rows, err := s.renewal.do(ctx, s.pool, "renew", c.String())
+	rows, err := s.renewal.do(ctx, s, "renew", c.String())
 	if err != nil {
-		return nil, err
+		return nil, s.explain(ctx, "", err)
 	}
 	results := make([]store.Result, len(grants))
 	return results, collect(results, order, rows, (*row).renewed)
@@ -321,11 +307,10 @@ func (s *Store) Release(ctx context.Context, grants []store.Grant) ([]store.Resu
 		c.sent(part)
 		c.texts(len(part), func(b *strings.Builder, i int) { b.WriteString(part[i].HandoffTo) })
 		c.number(microseconds(store.MaxHandoff))
-		c.small(s.waitMillis(ctx))
 		c.WriteString(")")
 		rows, err := s.do(ctx, "release", c.String())
 		if err != nil {
-			return nil, err
+			return nil, s.explain(ctx, "", err)
 		}
 		if err := collect(results, part, rows, (*row).found); err != nil {
 			return nil, err
@@ -438,7 +423,7 @@ func (s *Store) read(ctx context.Context, what, condition string) ([]store.Recor
 
 // authoritative makes a read fail on a standby, which may not know of a grant.
 func (s *Store) authoritative() string {
-	return "SELECT " + s.prefix + "tenure_begin(0); "
+	return "SELECT " + s.prefix + "tenure_begin(); "
 }
 
 // List implements store.Store. It reads 500 records a request and holds no
@@ -495,7 +480,6 @@ func (s *Store) Revoke(ctx context.Context, name string, token fence.Token, rev 
 	c.boolean(rev.Now)
 	c.text(rev.HandoffTo)
 	c.number(microseconds(store.MaxHandoff))
-	c.small(s.waitMillis(ctx))
 	c.WriteString(")")
 	r, err := s.one(ctx, "revoke", c.String())
 	if err != nil {
@@ -514,7 +498,6 @@ func (s *Store) RaiseFloor(ctx context.Context, name string, floor fence.Token) 
 	c.WriteString("SELECT " + s.prefix + "tenure_raise_floor(")
 	c.text(name)
 	c.number(int64(floor))
-	c.small(s.waitMillis(ctx))
 	c.WriteString(")")
 	if _, err := s.one(ctx, "raise the floor", c.String()); err != nil {
 		return s.explain(ctx, name, err)

@@ -164,9 +164,9 @@ func TestGrantIsSynchronous(t *testing.T) {
 	_, pool := fresh(t)
 	for set, want := range map[string]string{"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"} {
 		for _, operation := range []string{
-			"tenure_acquire('a', 'h', 1000000, 'x', '', 0, '', 0, '', 0, '', 1000)",
-			"tenure_renew('{a}', '{1}', '{1000000}', '{y}', '{x}', 1000)",
-			"tenure_release('{a}', '{1}', '{z}', '{y}', '{\"\"}', 0, 1000)",
+			"tenure_acquire('a', 'h', 1000000, 'x', '', 0, '', 0, '', 0, '')",
+			"tenure_renew('{a}', '{1}', '{1000000}', '{y}', '{x}')",
+			"tenure_release('{a}', '{1}', '{z}', '{y}', '{\"\"}', 0)",
 		} {
 			tx := begin(t, pool, pgx.ReadCommitted)
 			exec(t, tx, "SET LOCAL synchronous_commit = "+set)

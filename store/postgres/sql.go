@@ -20,13 +20,16 @@ import (
 // another round trip, and nothing stays behind in the connection. Values are
 // written so that no setting of the session changes what they mean.
 
-// prelude states the isolation level, whatever the role or database defaults to.
-const prelude = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "
-
 // query runs statement in a transaction of its own and returns the rows of its
-// last statement.
-func query(ctx context.Context, conn *pgconn.PgConn, statement string) ([]*row, error) {
-	results, err := conn.Exec(ctx, prelude+statement).ReadAll()
+// last statement. It states the isolation level and how long to wait for each
+// lock, whatever the role or database defaults to.
+func (s *Store) query(ctx context.Context, conn *pgconn.PgConn, statement string) ([]*row, error) {
+	wait := s.wait
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(deadline)/2)
+	}
+	results, err := conn.Exec(ctx, fmt.Sprintf("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = %d; %s",
+		max(wait.Milliseconds(), 1), statement)).ReadAll()
 	if err != nil {
 		return nil, err
 	}
@@ -78,8 +81,6 @@ func (c *call) number(n int64) {
 	c.WriteString(strconv.FormatInt(n, 10))
 	c.WriteString("::bigint")
 }
-
-func (c *call) small(n int) { c.next(); c.WriteString(strconv.Itoa(n)) }
 
 func (c *call) boolean(b bool) { c.next(); c.WriteString(strconv.FormatBool(b)) }
 

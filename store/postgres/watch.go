@@ -166,14 +166,14 @@ func (h *hub) connect(ctx context.Context) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, failure("watch", h.store.pool.Config().ConnConfig, err)
 	}
-	rows, err := query(ctx, conn.PgConn(), "SELECT pg_backend_pid()")
+	rows, err := h.store.query(ctx, conn.PgConn(), "SELECT pg_backend_pid()")
 	if err == nil {
 		if pid := rows[0].number(); pid != int64(conn.PgConn().PID()) {
 			discard(conn)
 			return nil, fmt.Errorf("postgres: watch: a connection pooler stands between (server process %d, %d on the wire), so notifications would be lost: %w",
 				pid, conn.PgConn().PID(), store.ErrUnsupported)
 		}
-		_, err = query(ctx, conn.PgConn(), `LISTEN "`+h.store.channel()+`"`)
+		_, err = h.store.query(ctx, conn.PgConn(), `LISTEN "`+h.store.channel()+`"`)
 	}
 	if err != nil {
 		discard(conn)
@@ -220,7 +220,7 @@ func (h *hub) register(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	// A releaser holds the lock of a name until it has committed.
 	limit, cancel := context.WithTimeout(ctx, registerLimit)
 	defer cancel()
-	if _, err := query(limit, conn.PgConn(), c.String()[len("; "):]); err != nil {
+	if _, err := h.store.query(limit, conn.PgConn(), c.String()[len("; "):]); err != nil {
 		return false, failure("watch", h.store.pool.Config().ConnConfig, err)
 	}
 	h.mu.Lock()

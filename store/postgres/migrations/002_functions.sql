@@ -1,7 +1,8 @@
 -- The operations. Each is one call in one transaction at READ COMMITTED, which
 -- the caller states: every statement of a function then sees what was committed
 -- before it, so that a statement after a lock sees the row as it was locked, and
--- a clock read after a lock is later than the wait.
+-- a clock read after a lock is later than the wait. The caller bounds each wait
+-- for a lock by lock_timeout.
 --
 -- The rules are those of package store: JudgeAcquire, JudgeRenew, JudgeRelease.
 -- Verdicts are store's codes; '' is success. An attempt is known if it is in a
@@ -11,10 +12,10 @@
 CREATE FUNCTION {{schema}}.tenure_clock() RETURNS bigint LANGUAGE sql VOLATILE
 AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
--- tenure_begin states what the rest of the transaction needs: an authoritative
--- server, snapshots by statement, a bound on each wait for a lock, and a commit
--- that is on disk. It raises synchronous_commit and never lowers it.
-CREATE FUNCTION {{schema}}.tenure_begin(p_wait_ms int) RETURNS void LANGUAGE plpgsql VOLATILE
+-- tenure_begin sees to what the rest of the transaction needs: an authoritative
+-- server, snapshots by statement, and a commit that is on disk. It raises
+-- synchronous_commit and never lowers it.
+CREATE FUNCTION {{schema}}.tenure_begin() RETURNS void LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
 	IF pg_is_in_recovery() THEN
@@ -27,7 +28,6 @@ BEGIN
 	IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
-	PERFORM set_config('lock_timeout', p_wait_ms || 'ms', true);
 END $$;
 
 -- tenure_tell notifies of the end or start of a term if somebody waits for the
@@ -55,7 +55,7 @@ END $$;
 CREATE FUNCTION {{schema}}.tenure_acquire(
 	p_name text, p_holder text, p_ttl_us bigint, p_attempt text, p_known text,
 	p_replace_token bigint, p_replace_known text, p_min_hold_us bigint, p_if_revision text,
-	p_not_after_us bigint, p_meta text, p_wait_ms int,
+	p_not_after_us bigint, p_meta text,
 	OUT verdict text, OUT clock_us bigint, OUT lease {{schema}}.tenure_lease
 ) LANGUAGE plpgsql VOLATILE
 AS $$
@@ -64,7 +64,7 @@ DECLARE
 	need int;
 	live bool;
 BEGIN
-	PERFORM {{schema}}.tenure_begin(p_wait_ms);
+	PERFORM {{schema}}.tenure_begin();
 	LOOP
 		IF mode = 0 THEN
 			SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name;
@@ -148,7 +148,7 @@ END $$;
 -- The plan must be a nested loop over the primary key whatever the statistics
 -- say, and the same each time; hence the settings.
 CREATE FUNCTION {{schema}}.tenure_renew(
-	p_names text[], p_tokens bigint[], p_ttls bigint[], p_attempts text[], p_known text[], p_wait_ms int
+	p_names text[], p_tokens bigint[], p_ttls bigint[], p_attempts text[], p_known text[]
 ) RETURNS TABLE (i bigint, verdict text, clock_us bigint,
 	floor bigint, revision bigint, holder text, acquired_us bigint, hold_until_us bigint, meta text, lease {{schema}}.tenure_lease) LANGUAGE plpgsql VOLATILE ROWS 100
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -161,7 +161,7 @@ DECLARE
 	w_names text[] := p_names; w_tokens bigint[] := p_tokens; w_ttls bigint[] := p_ttls; w_attempts text[] := p_attempts; w_known text[] := p_known;
 	at_us bigint;
 BEGIN
-	PERFORM {{schema}}.tenure_begin(p_wait_ms);
+	PERFORM {{schema}}.tenure_begin();
 	SELECT count(*) INTO got FROM (
 		SELECT FROM unnest(p_names) a(name) JOIN {{schema}}.tenure_lease l ON l.name = a.name
 		FOR NO KEY UPDATE OF l SKIP LOCKED) k;
@@ -202,7 +202,7 @@ END $$;
 
 -- tenure_release ends many terms, in the way of tenure_renew.
 CREATE FUNCTION {{schema}}.tenure_release(
-	p_names text[], p_tokens bigint[], p_attempts text[], p_known text[], p_handoff text[], p_handoff_us bigint, p_wait_ms int
+	p_names text[], p_tokens bigint[], p_attempts text[], p_known text[], p_handoff text[], p_handoff_us bigint
 ) RETURNS TABLE (i bigint, verdict text, clock_us bigint, lease {{schema}}.tenure_lease) LANGUAGE plpgsql VOLATILE ROWS 100
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -212,7 +212,7 @@ DECLARE
 	at_us  bigint;
 	w_names text[]; w_tokens bigint[]; w_attempts text[]; w_known text[]; w_handoff text[];
 BEGIN
-	PERFORM {{schema}}.tenure_begin(p_wait_ms);
+	PERFORM {{schema}}.tenure_begin();
 	SELECT coalesce(array_agg(k.n), '{}'), array_agg(k.name), array_agg(k.token), array_agg(k.attempt), array_agg(k.known), array_agg(k.handoff)
 		INTO locked, w_names, w_tokens, w_attempts, w_known, w_handoff FROM (
 		SELECT a.* FROM unnest(p_names, p_tokens, p_attempts, p_known, p_handoff) WITH ORDINALITY a(name, token, attempt, known, handoff, n)
@@ -246,14 +246,14 @@ BEGIN
 END $$;
 
 CREATE FUNCTION {{schema}}.tenure_revoke(
-	p_name text, p_token bigint, p_why text, p_by text, p_now bool, p_handoff_to text, p_handoff_us bigint, p_wait_ms int
+	p_name text, p_token bigint, p_why text, p_by text, p_now bool, p_handoff_to text, p_handoff_us bigint
 ) RETURNS text LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	lease {{schema}}.tenure_lease;
 	at_us bigint;
 BEGIN
-	PERFORM {{schema}}.tenure_begin(p_wait_ms);
+	PERFORM {{schema}}.tenure_begin();
 	SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR NO KEY UPDATE;
 	IF NOT FOUND THEN
 		RETURN 'not_found';
@@ -276,12 +276,12 @@ BEGIN
 END $$;
 
 -- tenure_raise_floor raises the floor of one name or, for '', of all.
-CREATE FUNCTION {{schema}}.tenure_raise_floor(p_name text, p_floor bigint, p_wait_ms int) RETURNS void LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION {{schema}}.tenure_raise_floor(p_name text, p_floor bigint) RETURNS void LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	at_us bigint;
 BEGIN
-	PERFORM {{schema}}.tenure_begin(p_wait_ms);
+	PERFORM {{schema}}.tenure_begin();
 	IF p_name = '' THEN
 		UPDATE {{schema}}.tenure_floor f SET floor = p_floor WHERE f.floor < p_floor;
 	ELSE
@@ -304,7 +304,7 @@ END $$;
 -- tenure_done records a slot. The key-share lock keeps the term from being
 -- followed by another until the slot is recorded.
 CREATE FUNCTION {{schema}}.tenure_done(
-	p_name text, p_token bigint, p_known text, p_slot text, p_wait_ms int,
+	p_name text, p_token bigint, p_known text, p_slot text,
 	OUT verdict text, OUT done {{schema}}.tenure_slot
 ) LANGUAGE plpgsql VOLATILE
 AS $$
@@ -312,7 +312,7 @@ DECLARE
 	lease {{schema}}.tenure_lease;
 	at_us bigint;
 BEGIN
-	PERFORM {{schema}}.tenure_begin(p_wait_ms);
+	PERFORM {{schema}}.tenure_begin();
 	LOOP
 		SELECT * INTO done FROM {{schema}}.tenure_slot s WHERE s.name = p_name AND s.slot = p_slot;
 		IF FOUND THEN
@@ -342,14 +342,14 @@ END $$;
 
 -- tenure_clean removes what is idle and nobody has locked, and raises the floor
 -- of unknown names above it in the same transaction.
-CREATE FUNCTION {{schema}}.tenure_clean(p_idle_us bigint, p_wait_ms int) RETURNS bigint LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION {{schema}}.tenure_clean(p_idle_us bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	at_us   bigint;
 	names   text[];
 	highest bigint;
 BEGIN
-	PERFORM {{schema}}.tenure_begin(p_wait_ms);
+	PERFORM {{schema}}.tenure_begin();
 	PERFORM FROM {{schema}}.tenure_floor FOR UPDATE;
 	at_us := {{schema}}.tenure_clock();
 	SELECT array_agg(k.name), max(greatest(k.token, k.floor)) INTO names, highest FROM (
@@ -387,19 +387,20 @@ END $$;
 
 -- tenure_blockers names who has the row of a lease locked: the transactions in
 -- its xmax, which is one transaction or a set of them. If that tells nothing
--- (the row is being inserted), it names whoever may write the table.
+-- (the row is being inserted, the table is locked), it names whoever may write
+-- the table or keep others from it.
 CREATE FUNCTION {{schema}}.tenure_blockers(p_name text) RETURNS SETOF text LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	x       xid;
 	holders xid[];
 BEGIN
-	SELECT l.xmax INTO x FROM {{schema}}.tenure_lease l WHERE l.name = p_name;
-	holders := ARRAY[x];
 	BEGIN
+		SELECT l.xmax INTO x FROM {{schema}}.tenure_lease l WHERE l.name = p_name;
+		holders := ARRAY[x];
 		holders := holders || ARRAY(SELECT m.xid FROM pg_get_multixact_members(x) m);
 	EXCEPTION WHEN OTHERS THEN
-		NULL; -- not the number of a set
+		NULL; -- the whole table is locked, or x is not the number of a set
 	END;
 	RETURN QUERY
 	SELECT format('prepared transaction "%s"', p.gid) FROM pg_prepared_xacts p WHERE p.transaction = ANY (holders)
@@ -416,5 +417,5 @@ BEGIN
 			coalesce(to_char(a.state_change AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'unknown'))
 	FROM pg_locks k LEFT JOIN pg_stat_activity a ON a.pid = k.pid
 	WHERE k.relation = to_regclass('{{schema}}.tenure_lease') AND k.granted AND k.pid <> pg_backend_pid()
-		AND k.mode IN ('RowShareLock', 'RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock');
+		AND k.mode IN ('RowShareLock', 'RowExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock');
 END $$;
