@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -26,5 +27,19 @@ func connectPostgres(ctx context.Context, url string) (backend, closeFunc, error
 		pool.Close()
 		return nil, nil, err
 	}
-	return st, func() { st.Close(); pool.Close() }, nil
+	return st, func() { st.Close(); closePool(pool) }, nil
+}
+
+// closePool ends the connections of pool, but waits only shortly for a server
+// that does not answer: pgx gives each connection 15 s to be closed in order.
+func closePool(pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
 }

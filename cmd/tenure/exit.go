@@ -168,13 +168,17 @@ func report(w io.Writer, cmd *cobra.Command, err error) int {
 	if coded.err == nil {
 		return coded.code
 	}
-	msg := escape(oneLine(err.Error()))
+	msg := plain(err.Error())
 	if coded.code == exitUsage {
 		msg += fmt.Sprintf(" (see \"%s --help\")", cmd.CommandPath())
 	}
 	fmt.Fprintln(w, "tenure: "+msg)
 	return coded.code
 }
+
+// plain makes a message fit to follow the name of the program: one line, without
+// that name again, and with nothing that acts on a terminal.
+func plain(msg string) string { return escape(strings.TrimPrefix(oneLine(msg), "tenure: ")) }
 
 // oneLine joins the lines of a message from elsewhere.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -35,7 +35,7 @@ func (n *notebook) line(format string, args ...any) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.wipe()
-	fmt.Fprintln(n.con.err, "tenure: "+escape(oneLine(fmt.Sprintf(format, args...))))
+	fmt.Fprintln(n.con.err, "tenure: "+plain(fmt.Sprintf(format, args...)))
 }
 
 // waiting takes in an answer that the lease is not free.
