@@ -18,8 +18,19 @@ import (
 var update = flag.Bool("update", false, "write the golden files and the generated parts of the documentation")
 
 func TestMain(m *testing.M) {
+	playPart() // does not return if this process is not the test
 	os.Unsetenv("TENURE_STORE")
+	flag.Parse()
+	if !given("test.parallel") { // most tests here wait for processes and clocks
+		must(flag.Set("test.parallel", "16"))
+	}
 	os.Exit(pgtest.Main(m))
+}
+
+// given says whether a flag of the test binary was set by hand.
+func given(name string) (yes bool) {
+	flag.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
+	return yes
 }
 
 // result is what a run of the command line gave.
