@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -25,7 +26,12 @@ type echo struct {
 
 func newEcho(t *testing.T) *echo {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	return newEchoAt(t, "tcp", "127.0.0.1:0")
+}
+
+func newEchoAt(t *testing.T, network, address string) *echo {
+	t.Helper()
+	listener, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +59,7 @@ func newEcho(t *testing.T) *echo {
 
 func newProxy(t *testing.T, e *echo) *storetest.Proxy {
 	t.Helper()
-	p, err := storetest.NewProxy("tcp", e.Addr().String())
+	p, err := storetest.NewProxy(e.Addr().Network(), e.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,6 +131,18 @@ func TestProxyPasses(t *testing.T) {
 		if _, err := c.hear(bound); !errors.Is(err, io.EOF) {
 			t.Errorf("after the end of input: got error %v, want the server's end", err)
 		}
+	}
+}
+
+func TestProxyToUnixSocket(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, newEchoAt(t, "unix", filepath.Join(t.TempDir(), "s")))
+	c := dial(t, p)
+	c.say("hello")
+	c.answered("hello")
+	p.Reset()
+	if got, err := c.hear(bound); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("after a reset: got %q and error %v, want the connection to be cut", got, err)
 	}
 }
 
