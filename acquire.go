@@ -236,13 +236,12 @@ func (w *contender) won(ctx context.Context, req store.Request, rec store.Record
 		t.check()
 		err = k.add(t)
 	}
-	if slow || err != nil {
+	if slow {
+		err = fmt.Errorf("%w: %q was won after %s, margin %s leaves nothing of TTL %s", ErrTooSlow, w.name,
+			got.Elapsed(sent).Round(time.Millisecond), w.times.margin, w.times.ttl)
+	}
+	if err != nil { // as if the reply had been lost: recognised by the next try, or given back
 		w.sent = []sentAttempt{{req.Attempt, sent}}
-		if slow {
-			err = fmt.Errorf("%w: %q was won after %s, margin %s leaves nothing of TTL %s", ErrTooSlow, w.name,
-				got.Elapsed(sent).Round(time.Millisecond), w.times.margin, w.times.ttl)
-			w.giveBack()
-		}
 		return nil, err
 	}
 	k.emit(Event{Kind: EventAcquired, Lease: t.name, Holder: t.holder, Token: t.token})
@@ -335,9 +334,10 @@ func (w *contender) pause(err error, held *store.HeldError, watched bool) time.D
 	case errors.Is(err, store.ErrClockStep):
 		// Judge the expiry by watching the record for its whole TTL instead.
 		return w.observe()
-	case w.watch != nil:
-		// The record changed under the observation: believe its clock again.
-		w.watch, w.clock = nil, term.Progress{}
+	case w.watch != nil && held != nil && held.Record.Status == store.Lapsed:
+		return w.observe() // another record than was watched, and lapsed by the same clock
+	case w.watch != nil && held != nil:
+		w.watch = nil // somebody holds or released it since: the clock goes on from there
 	}
 	switch {
 	case held == nil:

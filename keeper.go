@@ -179,10 +179,10 @@ func (k *Keeper) list() []*Term {
 // something will be due otherwise. A term whose record was busy goes alone, so
 // that one locked record delays no other.
 func (k *Keeper) due() (due []*Term, next time.Duration) {
-	terms, now := k.list(), k.now()
-	ready, next := k.strike(terms, now)
+	now := k.now()
+	ready, next := k.strike(now)
 	var alone *Term
-	for _, t := range terms {
+	for _, t := range k.list() {
 		t.mu.Lock()
 		state, busy, wait := t.m.State(), t.busy, -now.Elapsed(t.retryAt)
 		t.mu.Unlock()
@@ -204,15 +204,15 @@ func (k *Keeper) due() (due []*Term, next time.Duration) {
 }
 
 // strike returns which intervals are due now, sets their next beat, and returns
-// the time until the first of the others.
-func (k *Keeper) strike(terms []*Term, now clock.Reading) (ready map[time.Duration]bool, next time.Duration) {
+// the time until the first of the others. Beats without terms are dropped.
+func (k *Keeper) strike(now clock.Reading) (ready map[time.Duration]bool, next time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	used := map[time.Duration]bool{}
-	for _, t := range terms {
+	for t := range k.terms {
 		used[t.times.interval] = true
 	}
 	ready, next = map[time.Duration]bool{}, 1<<62-1
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	for interval, b := range k.beats {
 		left := b.wait - now.Elapsed(b.from)
 		switch {

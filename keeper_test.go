@@ -406,8 +406,9 @@ func TestP4WallStep(t *testing.T) {
 				}
 				// A renewal that left before the step does not clear it.
 				held := make(chan struct{})
+				hole := blackHole
 				late := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
-					st.renew.Store(nil)
+					st.renew.Store(&hole)
 					res, err := st.Store.Renew(ctx, g)
 					close(held)
 					time.Sleep(500 * time.Millisecond)
@@ -419,11 +420,12 @@ func TestP4WallStep(t *testing.T) {
 				if mayAct(term) {
 					t.Fatal("may act in doubt")
 				}
-				time.Sleep(400 * time.Millisecond)
+				time.Sleep(600 * time.Millisecond)
 				if mayAct(term) {
 					t.Fatal("an answer to a request from before the step cleared the doubt")
 				}
-				time.Sleep(time.Second)
+				st.renew.Store(nil)
+				time.Sleep(ttl / 2)
 				if !mayAct(term) || term.Token() != 1 {
 					t.Fatalf("not cleared by the next renewal: %v", term.Err())
 				}
@@ -582,6 +584,9 @@ func TestP6LostReplies(t *testing.T) {
 		if err := term.Release(t.Context()); err != nil {
 			t.Errorf("release whose first reply was lost: %v", err)
 		}
+		if got := r.events.kinds(); !strings.HasSuffix(got, " released") {
+			t.Errorf("events %q, want the release claimed: nobody came in between", got)
+		}
 		_ = r.close()
 	})
 	// The retry of a lost release finds a successor: ended, neither error nor claim.
@@ -702,6 +707,25 @@ func TestOneRequestAnInterval(t *testing.T) {
 		if err := <-r.ended; err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// A term that comes in while the loop looks around is renewed all the same.
+func TestNoTermIsForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, newStore(), tenure.Config{})
+		for i := range 300 {
+			var g sync.WaitGroup
+			g.Go(func() { r.k.Doubt(tenure.DoubtWake, "") }) // wakes the loop
+			term := r.acquire(fmt.Sprint("a", i))
+			g.Wait()
+			time.Sleep(ttl)
+			if !mayAct(term) {
+				t.Fatalf("round %d: %v", i, term.Err())
+			}
+			_ = term.Release(t.Context())
+		}
+		_ = r.close()
 	})
 }
 
@@ -876,6 +900,43 @@ func TestWaiterMistrustsAStep(t *testing.T) {
 		}
 		st.renew.Store(nil)
 		_ = w.Release(t.Context())
+		_ = a.close()
+		_ = b.close()
+	})
+}
+
+// The record that is watched changes, and the clock steps again: what lapsed by
+// it is not what was watched.
+func TestWaiterWatchesOneRevision(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		start := time.Now()
+		var step atomic.Int64
+		st := &faults{Store: memory.NewWith(memory.Config{Clock: func() time.Duration { return time.Since(start) + time.Duration(step.Load()) }})}
+		a, b := newRig(t, st, tenure.Config{}), newRig(t, st, tenure.Config{})
+		term := a.acquire("a")
+		hole := blackHole
+		st.renew.Store(&hole)
+		got := make(chan *tenure.Term)
+		go func() { w, _ := b.k.Acquire(context.Background(), "a"); got <- w }()
+		time.Sleep(time.Second)
+		step.Store(int64(2 * time.Hour))
+		for !strings.Contains(b.events.kinds(), "store_clock_step") {
+			time.Sleep(100 * time.Millisecond)
+		}
+		// A newcomer believes the clock and takes over; then the clock steps again,
+		// so that the newcomer's record lapses by the step alone.
+		if _, err := st.Store.Acquire(t.Context(), store.Request{Name: "a", Holder: "new", TTL: ttl, Attempt: store.NewAttempt()}); err != nil {
+			t.Fatal(err)
+		}
+		taken := time.Now()
+		step.Add(int64(2 * time.Hour))
+		w := <-got
+		if d := time.Since(taken); d < ttl {
+			t.Errorf("taken over %s after the record was made, want a full TTL of watching that record", d)
+		}
+		st.renew.Store(nil)
+		_ = w.Release(t.Context())
+		_ = term.Release(t.Context())
 		_ = a.close()
 		_ = b.close()
 	})
