@@ -63,7 +63,7 @@ func (s *Store) terms(ctx context.Context, name string) (terms []store.Term, err
 	}
 	err = s.read(ctx, "history", func() error {
 		terms = nil
-		rows, err := s.db.QueryContext(ctx, "SELECT token, holder, acquired_at, ended_at, end, why FROM tenure_term WHERE name = ?1 ORDER BY token DESC", name)
+		rows, err := s.reader.QueryContext(ctx, "SELECT token, holder, acquired_at, ended_at, end, why FROM tenure_term WHERE name = ?1 ORDER BY token DESC", name)
 		if err != nil {
 			return err
 		}
@@ -163,7 +163,7 @@ func (s *Store) Slot(ctx context.Context, name, slot string) (store.Slot, error)
 	}
 	var entry *store.Slot
 	err := s.read(ctx, "slot", func() (err error) {
-		entry, err = readSlot(ctx, s.db, name, slot)
+		entry, err = readSlot(ctx, s.reader, name, slot)
 		return err
 	})
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"time"
 
 	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/store"
@@ -25,7 +24,7 @@ func (s *Store) Acquire(ctx context.Context, req store.Request) (store.Record, e
 	}
 	var r *row
 	err := s.read(ctx, "acquire", func() (err error) {
-		r, err = s.loadRow(ctx, s.db, req.Name)
+		r, err = s.loadRow(ctx, s.reader, req.Name)
 		return err
 	})
 	if err != nil {
@@ -286,27 +285,46 @@ func (s *Store) release(tx *transaction, grants []store.Grant) ([]store.Result, 
 	for i := range all {
 		all[i] = i
 	}
-	return results, s.each(tx, grants, all, func(r *row, i int, at instant) error {
+	plain := []byte{'['}
+	var now instant
+	err := s.each(tx, grants, all, func(r *row, i int, at instant) error {
 		g := &grants[i]
 		rec, _ := r.record(s.host.Domain, at)
 		results[i].Record = rec
 		if results[i].Err = store.JudgeRelease(&rec, g); results[i].Err != nil || rec.Status == store.Released {
 			return nil
 		}
-		if err := tx.closeTerm(r, "released", at.wall); err != nil {
-			return err
-		}
 		whom := g.HandoffTo
 		if r.handoffTo != "" {
 			whom = r.handoffTo // an operator's choice stands
 		}
+		tx.wake = true
+		now = at
+		simple := whom == "" && !r.revoked && r.own(s.host.Domain, at)
 		r.attempt = g.Attempt.String()
 		r.end(s.host.Domain, at, whom)
-		tx.wake = true
-		err := tx.save(r)
+		var err error
+		if simple {
+			r.revision++
+			if len(plain) > 1 {
+				plain = append(plain, ',')
+			}
+			plain = append(appendHex(append(plain, '"'), g.Attempt), r.name+`"`...)
+		} else {
+			err = errors.Join(tx.closeTerm(r, "released", at.wall), tx.save(r))
+		}
 		results[i].Record, _ = r.record(s.host.Domain, at)
 		return err
 	}, func(i int) { results[i].Err = store.ErrMissing })
+	if err != nil || len(plain) == 1 {
+		return results, err
+	}
+	list := string(append(plain, ']'))
+	if _, err := tx.exec(closeBatch, list, iso(now.wall.UnixMicro())); err != nil {
+		return results, err
+	}
+	_, err = tx.exec(releaseBatch, list, now.boot, now.wall.UnixMicro())
+	return results, err
 }
 
 // Get implements store.Store.
@@ -319,7 +337,7 @@ func (s *Store) Get(ctx context.Context, name string) (store.Record, error) {
 	}
 	var r *row
 	err := s.read(ctx, "get", func() (err error) {
-		r, err = s.loadRow(ctx, s.db, name)
+		r, err = s.loadRow(ctx, s.reader, name)
 		return err
 	})
 	if err != nil {
@@ -343,7 +361,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Record,
 		for last := ""; err == nil; {
 			var page []*row
 			err = s.read(ctx, "list", func() (err error) {
-				page, err = s.loadRows(ctx, s.db, selectPage, last, prefix, prefix+"\x7f") // no name has a byte that large
+				page, err = s.loadRows(ctx, s.reader, selectPage, last, prefix, prefix+"\x7f") // no name has a byte that large
 				return err
 			})
 			at := s.now()
@@ -359,24 +377,6 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Record,
 			}
 		}
 		yield(store.Record{}, err)
-	}
-}
-
-// read runs a query, again and again while the file is busy (a checkpoint or a
-// recovery by another process) and ctx has time left.
-func (s *Store) read(ctx context.Context, doing string, query func() error) error {
-	pause := time.Millisecond
-	for {
-		err := query()
-		if err == nil || !isBusy(err) {
-			return s.classify(doing, err)
-		}
-		select {
-		case <-ctx.Done():
-			return s.classify(doing, err)
-		case <-time.After(pause):
-			pause = min(2*pause, 25*time.Millisecond)
-		}
 	}
 }
 

@@ -246,6 +246,18 @@ WHERE name = substr(g.value, 69, CAST(substr(g.value, 66, 3) AS INTEGER)) AND to
 	AND (instr(substr(g.value, 69 + CAST(substr(g.value, 66, 3) AS INTEGER)), attempt) - 1) % 32 = 0
 RETURNING name, holder, floor, revision, acquired_us, hold_ns, hold_us, meta`
 
+// closeBatch and releaseBatch end the terms listed in ?1, each "attempt (32)
+// name", which were judged already: terms of this domain that leave no
+// reservation and were not revoked.
+const (
+	closeBatch = `
+UPDATE tenure_term SET ended_at = ?2, end = 'released' FROM json_each(?1) AS g JOIN tenure_lease l ON l.name = substr(g.value, 33)
+WHERE tenure_term.name = l.name AND tenure_term.token = l.token`
+	releaseBatch = `
+UPDATE tenure_lease SET attempt = substr(g.value, 1, 32), expires_ns = ?2, ended_us = ?3, reserved_for = '', reserved_ns = 0, reserved_us = 0, revision = revision + 1
+FROM json_each(?1) AS g WHERE name = substr(g.value, 33)`
+)
+
 func appendGrant(b []byte, g *store.Grant) []byte {
 	b = append(b, '"')
 	b = appendHex(b, g.Attempt)

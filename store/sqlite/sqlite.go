@@ -38,6 +38,7 @@ type Store struct {
 	history int
 	origin  time.Time   // what the clock's zero is shown as
 	ready   atomic.Bool // the tables were found as expected and this host's
+	reader  *reader
 	writer  writer
 	waker   waker
 }
@@ -79,6 +80,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		db: db, path: path, host: host, history: cfg.History,
+		reader: newReader(db),
 		origin: host.Wall().UTC().Round(0).Add(-host.Boot()),
 	}
 	s.writer.store = s
@@ -102,7 +104,7 @@ func databaseFile(db *sql.DB) (string, error) {
 // Close ends all watches and gives the write connection back. Writes that wait
 // for the file answer an error matching store.ErrUnavailable. It leaves db open.
 func (s *Store) Close() error {
-	return errors.Join(s.waker.close(), s.writer.close())
+	return errors.Join(s.waker.close(), s.writer.close(), s.reader.close())
 }
 
 // Path returns the file of the database.
@@ -149,9 +151,13 @@ func (s *Store) check(ctx context.Context) error {
 	if s.ready.Load() {
 		return nil
 	}
-	m, err := readMeta(ctx, s.db)
+	var m meta
+	err := s.read(ctx, "read the schema version", func() (err error) {
+		m, err = readMeta(ctx, s.reader)
+		return err
+	})
 	if err != nil {
-		return s.classify("read the schema version", err)
+		return err
 	}
 	if err := s.judgeMeta(m); err != nil {
 		return err

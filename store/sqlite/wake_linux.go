@@ -48,6 +48,12 @@ func makeWake(database, wake string) error {
 	mode := st.Mode & 0o666
 	fd, err := syscall.Open(wake, syscall.O_CREAT|syscall.O_EXCL|syscall.O_WRONLY|syscall.O_CLOEXEC, mode)
 	if errors.Is(err, syscall.EEXIST) {
+		if err := syscall.Lstat(wake, &st); err != nil {
+			return err
+		}
+		if st.Mode&syscall.S_IFMT != syscall.S_IFREG {
+			return fmt.Errorf("%q is not a file, and no writer would touch it", wake)
+		}
 		return nil
 	}
 	if err != nil {

@@ -155,7 +155,7 @@ func (k *waker) tell(l io.ReadCloser) bool {
 	list, _ := json.Marshal(slices.Collect(maps.Keys(waiting))) // strings always marshal
 	var rows []*row
 	err := k.store.read(ctx, "watch", func() (err error) {
-		rows, err = k.store.loadRows(ctx, k.store.db, selectNamed, string(list))
+		rows, err = k.store.loadRows(ctx, k.store.reader, selectNamed, string(list))
 		return err
 	})
 	if err != nil {
