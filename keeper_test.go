@@ -715,9 +715,17 @@ func TestNoTermIsForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, newStore(), tenure.Config{})
 		for i := range 300 {
-			var g sync.WaitGroup
-			g.Go(func() { r.k.Doubt(tenure.DoubtWake, "") }) // wakes the loop
+			var (
+				g    sync.WaitGroup
+				done atomic.Bool
+			)
+			g.Go(func() {
+				for !done.Load() {
+					r.k.Doubt(tenure.DoubtWake, "") // keeps the loop awake
+				}
+			})
 			term := r.acquire(fmt.Sprint("a", i))
+			done.Store(true)
 			g.Wait()
 			time.Sleep(ttl)
 			if !mayAct(term) {
