@@ -83,6 +83,8 @@ func (e *HeldError) Error() string {
 		return fmt.Sprintf("store: lease %q is kept free for another %s (min-hold of token %s)", e.Record.Name, left, e.Record.Token)
 	case HeldReserved:
 		return fmt.Sprintf("store: lease %q is reserved for %q for another %s", e.Record.Name, e.Record.ReservedFor, left)
+	case HeldChanged:
+		return fmt.Sprintf("store: lease %q has changed since it was read (token %s, %s)", e.Record.Name, e.Record.Token, e.Record.Status)
 	case HeldMaybe:
 		return fmt.Sprintf("store: lease %q is held by %q (token %s), may be stale, wait up to %s", e.Record.Name, e.Record.Holder, e.Record.Token, left)
 	}

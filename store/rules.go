@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/tenurehq/tenure/fence"
 )
@@ -173,8 +175,10 @@ func checkAttempts(sent Attempt, known []Attempt) error {
 
 // Check returns an error matching ErrInvalid if v breaks a rule.
 func (v *Revocation) Check() error {
-	if len(v.Why) > MaxReason || len(v.By) > MaxReason {
-		return &InvalidError{Field: "reason", Value: shorten(v.Why), Rule: fmt.Sprintf("at most %d bytes", MaxReason)}
+	for field, text := range map[string]string{"reason": v.Why, "by": v.By} {
+		if len(text) > MaxReason || !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl) {
+			return &InvalidError{Field: field, Value: shorten(text), Rule: fmt.Sprintf("one line of at most %d bytes of UTF-8, without control characters", MaxReason)}
+		}
 	}
 	if v.HandoffTo != "" {
 		return checkName("handoff", v.HandoffTo)

@@ -166,7 +166,8 @@ func TestRevocationCheck(t *testing.T) {
 		field string
 	}{
 		{store.Revocation{}, ""}, {store.Revocation{Why: most, By: most, HandoffTo: "host-b", Now: true}, ""},
-		{store.Revocation{Why: most + "x"}, "reason"}, {store.Revocation{By: most + "x"}, "reason"}, {store.Revocation{HandoffTo: "a b"}, "handoff"},
+		{store.Revocation{Why: most + "x"}, "reason"}, {store.Revocation{By: most + "x"}, "by"},
+		{store.Revocation{Why: "a\x00"}, "reason"}, {store.Revocation{Why: "a\nb"}, "reason"}, {store.Revocation{By: "\xff"}, "by"}, {store.Revocation{HandoffTo: "a b"}, "handoff"},
 	} {
 		checkField(t, fmt.Sprintf("%.40v", c.rev), c.rev.Check(), c.field)
 	}

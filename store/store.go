@@ -127,8 +127,9 @@ type Request struct {
 	// so that it outlasts the holder's process.
 	MinHold time.Duration
 
-	// IfRevision, if set, lets the term start only while the record is still at
-	// this revision; *HeldError otherwise.
+	// IfRevision, if set, lets a term start on a free or lapsed lease only while
+	// the record is still at this revision: *HeldError with Reason "changed"
+	// otherwise, ErrMissing if there is no record.
 	IfRevision Revision
 
 	// ClockNotAfter, if set, is the latest that the store's clock should show.
@@ -161,8 +162,8 @@ type Result struct {
 
 // Revocation is an operator's reason and choice.
 type Revocation struct {
-	Why string // shown to the holder and kept; at most MaxReason bytes
-	By  string // who revoked; at most MaxReason bytes
+	Why string // shown to the holder and kept; one line, at most MaxReason bytes
+	By  string // who revoked; one line, at most MaxReason bytes
 	// Now frees the lease at once, min-hold and all, without waiting for the
 	// holder: two may act until the old one learns of it.
 	Now bool
@@ -296,10 +297,10 @@ type Term struct {
 // Slotter is implemented by stores that remember which slots of a lease are
 // done: a night, an hour, an invoice run. A slot is done at most once.
 type Slotter interface {
-	// Done records, under the live term that g shows, that slot is done. It
-	// returns nil if the slot was already done under the same token, *SlotError
-	// (matching ErrSlotDone) if it was done under another, and the errors of
-	// Renew if the term is not live.
+	// Done records, under the live term that g shows, that slot is done. It looks
+	// at the slot first: nil if it was already done under the same token,
+	// *SlotError (matching ErrSlotDone) if it was done under another. Then it
+	// judges the term, and returns the errors of Renew if it is not live.
 	Done(ctx context.Context, g Grant, slot string) error
 	// Slot returns the entry of slot, or ErrNotFound.
 	Slot(ctx context.Context, name, slot string) (Slot, error)

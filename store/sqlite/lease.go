@@ -358,10 +358,10 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Record,
 		if err == nil {
 			err = s.check(ctx)
 		}
-		for last := ""; err == nil; {
+		for from := prefix; err == nil; {
 			var page []*row
 			err = s.read(ctx, "list", func() (err error) {
-				page, err = s.loadRows(ctx, s.reader, selectPage, last, prefix, prefix+"\x7f") // no name has a byte that large
+				page, err = s.loadRows(ctx, s.reader, selectPage, from, prefix+"\x7f") // no name has a byte that large
 				return err
 			})
 			at := s.now()
@@ -370,7 +370,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Record,
 				if !yield(rec, nil) {
 					return
 				}
-				last = r.name
+				from = r.name + "\x00"
 			}
 			if err == nil && len(page) == 0 {
 				return

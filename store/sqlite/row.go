@@ -46,7 +46,7 @@ FROM tenure_lease l LEFT JOIN tenure_observed o ON o.name = l.name AND o.domain 
 const (
 	selectOne   = selectLeases + "WHERE l.name = ?2"
 	selectNamed = selectLeases + "WHERE l.name IN (SELECT value FROM json_each(?2))"
-	selectPage  = selectLeases + "WHERE l.name > ?2 AND l.name >= ?3 AND l.name < ?4 ORDER BY l.name LIMIT 256"
+	selectPage  = selectLeases + "WHERE l.name >= ?2 AND l.name < ?3 ORDER BY l.name LIMIT 256"
 
 	upsertLease = "INSERT INTO tenure_lease (" + leaseColumns + `) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)
 ON CONFLICT (name) DO UPDATE SET token = ?2, floor = ?3, revision = ?4, attempt = ?5, domain = ?6, ttl_ns = ?7, expires_ns = ?8, renewed_us = ?9, acquired_us = ?10, ended_us = ?11,

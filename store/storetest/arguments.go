@@ -162,7 +162,7 @@ var argumentTests = []subtest{
 	{name: "Operator_arguments", run: func(e *env) {
 		t := e.hold(e.st, e.name("job"), "a")
 		long := strings.Repeat("x", store.MaxReason+1)
-		for _, rev := range []store.Revocation{{Why: long}, {By: long}, {HandoffTo: "a b"}} {
+		for _, rev := range []store.Revocation{{Why: long}, {By: long}, {HandoffTo: "a b"}, {Why: "a\x00b"}, {Why: "two\nlines"}, {By: "\xff"}} {
 			e.is("Revoke", e.st.Revoke(e.ctx, t.rec.Name, t.rec.Token, rev), store.ErrInvalid)
 		}
 		for _, floor := range []fence.Token{-1, 0, 1<<63 - 1} {
@@ -174,7 +174,7 @@ var argumentTests = []subtest{
 		_, err := e.st.Release(e.ctx, []store.Grant{g})
 		e.is("Release to a bad name", err, store.ErrInvalid)
 		e.unchanged("refused arguments", t.rec)
-		longest := store.Revocation{Why: strings.Repeat("é", store.MaxReason/2), By: "O'Neil \"<b>\" \\ \u202e\n"}
+		longest := store.Revocation{Why: strings.Repeat("é", store.MaxReason/2), By: "O'Neil \"<b>\" \\ \u202e"}
 		e.ok("Revoke", e.st.Revoke(e.ctx, t.rec.Name, t.rec.Token, longest))
 		if rec := e.get(e.second, t.rec.Name); rec.Why != longest.Why || rec.RevokedBy != longest.By {
 			e.Errorf("reason: got %d bytes by %q, want %d by %q", len(rec.Why), rec.RevokedBy, len(longest.Why), longest.By)
