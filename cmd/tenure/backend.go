@@ -228,6 +228,9 @@ func prepareFile(loc location, create bool) (fresh bool, err error) {
 	case errors.Is(err, os.ErrNotExist) && !create:
 		return false, failf(exitConfig, "store %s: no such file; make it with \"tenure migrate --store %s\"", loc, loc)
 	case errors.Is(err, os.ErrNotExist):
+		if dir := filepath.Dir(loc.target); !exists(dir) {
+			return false, failf(exitConfig, "store %s: no such directory %s; make it first", loc, dir)
+		}
 		return true, nil
 	case errors.Is(err, os.ErrPermission):
 		return false, failf(exitPermission, "store %s: %w", loc, err)
@@ -239,6 +242,11 @@ func prepareFile(loc location, create bool) (fresh bool, err error) {
 		return true, nil
 	}
 	return false, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, os.ErrNotExist)
 }
 
 // connect makes the store at loc ready for requests, without looking at its

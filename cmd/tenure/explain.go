@@ -36,7 +36,7 @@ func explain(loc location, err error) error {
 		return asExit(err)
 	}
 	msg := oneLine(err.Error())
-	for _, origin := range []string{"store: ", "sqlite: ", "postgres: "} {
+	for _, origin := range []string{"acquire: ", "store: ", "sqlite: ", "postgres: "} {
 		msg = strings.TrimPrefix(msg, origin)
 	}
 	return asExit(&explained{msg: fmt.Sprintf("store %s: %s%s", loc, msg, next), err: err})

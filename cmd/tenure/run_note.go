@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -59,7 +60,8 @@ func (n *notebook) waiting(held *store.HeldError) {
 	}
 }
 
-// text says who holds the lease, since when and for how long still. n.mu is held.
+// text says who holds the lease, since when and for how long still; on a terminal
+// short enough for 80 columns if the names are not long. n.mu is held.
 func (n *notebook) text() string {
 	r := &n.held.Record
 	still := left(max(n.held.Remaining-time.Since(n.since), 0))
@@ -73,6 +75,13 @@ func (n *notebook) text() string {
 		return escape(fmt.Sprintf("waiting for %q: reserved for %s for another %s", n.lease, r.ReservedFor, still))
 	}
 	held := r.Now.Sub(r.AcquiredAt) + time.Since(n.since)
+	if n.con.interactive {
+		since := clockTime(r.AcquiredAt)
+		if _, clock, ok := strings.Cut(since, "T"); ok && held < 24*time.Hour {
+			since = clock
+		}
+		return escape(fmt.Sprintf("waiting for %q: held by %s since %s, %s left", n.lease, r.Holder, since, still))
+	}
 	return escape(fmt.Sprintf("waiting for %q: held by %s (token %s) since %s (%s), for another %s unless renewed",
 		n.lease, r.Holder, r.Token, clockTime(r.AcquiredAt), held.Round(time.Second), still))
 }
@@ -84,7 +93,8 @@ func (n *notebook) live(quit, done chan struct{}) {
 	defer tick.Stop()
 	for {
 		n.mu.Lock()
-		fmt.Fprintf(n.con.err, "\r\x1b[K%s", n.text())
+		// Wrapping is off while it is written: a second row would stay behind.
+		fmt.Fprintf(n.con.err, "\r\x1b[K\x1b[?7l%s\x1b[?7h", n.text())
 		n.shown = true
 		n.mu.Unlock()
 		select {
