@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/tenurehq/tenure/internal/pgtest"
 )
@@ -206,4 +207,39 @@ func expiredServer(t *testing.T) string {
 	}()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return "postgres://u@localhost:" + port + "/x?sslmode=verify-full&sslrootcert=" + url.QueryEscape(root) + "&connect_timeout=5"
+}
+
+// refusing returns the URL of a server that refuses every password.
+func refusing(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				back := pgproto3.NewBackend(conn, conn)
+				if _, err := back.ReceiveStartupMessage(); err != nil {
+					return
+				}
+				back.Send(&pgproto3.AuthenticationCleartextPassword{})
+				if back.Flush() != nil || back.SetAuthType(pgproto3.AuthTypeCleartextPassword) != nil {
+					return
+				}
+				if _, err := back.Receive(); err != nil {
+					return
+				}
+				back.Send(&pgproto3.ErrorResponse{Severity: "FATAL", Code: "28P01", Message: `password authentication failed for user "u"`})
+				_ = back.Flush() // the client has it or is gone
+			}()
+		}
+	}()
+	return "postgres://u:geheim@" + l.Addr().String() + "/x?sslmode=disable"
 }
