@@ -1,0 +1,5 @@
+//go:build linux
+
+package conformance_test
+
+func playCopy([]byte) error { return nil }
