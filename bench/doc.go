@@ -1,2 +1,0 @@
-// Package bench measures tenure beside its peers.
-package bench
