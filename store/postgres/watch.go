@@ -237,19 +237,19 @@ func (h *hub) register(ctx context.Context, conn *pgx.Conn) (bool, error) {
 
 // wait delivers notifications until the topics change.
 func (h *hub) wait(ctx context.Context, conn *pgx.Conn) error {
-	ctx, cancel := context.WithCancel(ctx)
+	until, cancel := context.WithCancel(ctx)
 	defer cancel()
 	h.mu.Lock()
 	h.interrupt = cancel
 	changed := h.changed
 	h.mu.Unlock()
 	for !changed {
-		n, err := conn.WaitForNotification(ctx)
+		n, err := conn.WaitForNotification(until)
 		if n != nil {
 			changed = h.deliver(n.Payload)
 		}
 		if err != nil {
-			if ctx.Err() != nil && !conn.IsClosed() {
+			if until.Err() != nil && ctx.Err() == nil && !conn.IsClosed() {
 				return nil // interrupted; the connection is as before
 			}
 			return failure("watch", h.store.pool.Config().ConnConfig, err)
