@@ -166,7 +166,7 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	}
 	if isLost {
 		if lost.Reason != tenure.ReasonRestored { // that one waits to be replaced
-			if err := j.release(t); err != nil {
+			if err := j.release(t); err != nil && !errors.Is(err, tenure.ErrLost) { // that one is told below
 				j.note.line("%v", err)
 			}
 		}
@@ -175,6 +175,15 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 			code = exitNoProgress
 		}
 		return true, &exitError{code: code, err: lost}
+	}
+	switch outcome.Why {
+	case guardian.WhyDeadline: // our renewal came, but its guardian had not heard of it
+		late := failf(exitLost, "the command was stopped: its guardian knew of no renewal of %q (token %s) in time", t.Name(), t.Token())
+		return true, errors.Join(late, j.release(t))
+	case guardian.WhyGuardianGone:
+		j.note.line("the command was killed, because its guardian was killed")
+	case guardian.WhyGuardianStalled:
+		j.note.line("the command was killed, because its guardian stopped answering")
 	}
 	if outcome.ExitCode == 0 && slot != "" {
 		if err := j.slotDone(t, slot); err != nil {
@@ -190,6 +199,8 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	switch {
 	case outcome.Signal != 0:
 		return false, &exitError{code: 128 + int(outcome.Signal)}
+	case outcome.ExitCode < 0: // who knew it was killed
+		return false, failf(exitInternal, "the command has ended, but its exit code is unknown")
 	case outcome.ExitCode != 0:
 		return false, &exitError{code: outcome.ExitCode}
 	}
