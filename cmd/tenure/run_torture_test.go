@@ -18,23 +18,23 @@ import (
 	"github.com/tenurehq/tenure/store/storetest"
 )
 
-// faults is what may befall a runner whose command runs, and what it exits
-// with in the end.
+// faults is what may befall a runner whose command runs, and how it ends then.
 var faults = []struct {
 	name   string
 	code   int
+	says   string
 	strike func(runner *program, guardian int, network *storetest.Proxy)
 	heal   func(runner *program, guardian int)
 	family bool // with a descendant that left the session
 	frees  bool // the lease is given back before it expires
 }{
-	{name: "cut off", code: exitLost, strike: func(_ *program, _ int, n *storetest.Proxy) { hole(n) }},
-	{name: "cut off with a family", family: true, code: exitLost, strike: func(_ *program, _ int, n *storetest.Proxy) { hole(n) }},
-	{name: "runner stopped", code: exitLost, strike: func(r *program, _ int, _ *storetest.Proxy) { r.signal(syscall.SIGSTOP) },
+	{name: "cut off", code: exitLost, says: "no_contact", strike: func(_ *program, _ int, n *storetest.Proxy) { hole(n) }},
+	{name: "cut off with a family", family: true, code: exitLost, says: "no_contact", strike: func(_ *program, _ int, n *storetest.Proxy) { hole(n) }},
+	{name: "runner stopped", code: exitLost, says: "lost", strike: func(r *program, _ int, _ *storetest.Proxy) { r.signal(syscall.SIGSTOP) },
 		heal: func(r *program, _ int) { r.signal(syscall.SIGCONT) }},
 	{name: "runner killed", code: -9, strike: func(r *program, _ int, _ *storetest.Proxy) { r.signal(syscall.SIGKILL) }},
-	{name: "guardian stopped", code: 137, frees: true, strike: func(_ *program, g int, _ *storetest.Proxy) { _ = syscall.Kill(g, syscall.SIGSTOP) }},
-	{name: "guardian killed", code: 137, frees: true, family: true, strike: func(_ *program, g int, _ *storetest.Proxy) { _ = syscall.Kill(g, syscall.SIGKILL) }},
+	{name: "guardian stopped", code: 137, says: "guardian stopped answering", frees: true, strike: func(_ *program, g int, _ *storetest.Proxy) { _ = syscall.Kill(g, syscall.SIGSTOP) }},
+	{name: "guardian killed", code: 137, says: "guardian was killed", frees: true, family: true, strike: func(_ *program, g int, _ *storetest.Proxy) { _ = syscall.Kill(g, syscall.SIGKILL) }},
 }
 
 // spread collects by fault how long before the expiry the last process died.
@@ -134,8 +134,8 @@ func oneTerm(t *testing.T, n, round int, s *spread) {
 	if last := max(died, healed); a.ended-last > 5*time.Second {
 		t.Errorf("the runner ended %s after its command, want at most the release timeout of %s", a.ended-last, ttl/5)
 	}
-	if f.code == exitLost && !strings.Contains(got.err, "lost") {
-		t.Errorf("the runner: got stderr %q, want it to say that the lease was lost", got.err)
+	if !strings.Contains(got.err, f.says) {
+		t.Errorf("the runner: got stderr %q, want %q in it", got.err, f.says)
 	}
 	b.signal(syscall.SIGTERM)
 	if got := b.wait(); got.code != 143 {
