@@ -122,7 +122,7 @@ func (s *Server) initialize() error {
 			return err
 		}
 	}
-	out, err := s.command("initdb", "-D", s.data(), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C").CombinedOutput()
+	out, err := s.command("initdb", "-D", s.Data(), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("pgtest: initdb: %w\n%s", err, out)
 	}
@@ -147,7 +147,7 @@ func (s *Server) Restart(tb testing.TB) {
 }
 
 func (s *Server) launch() error {
-	args := []string{"-D", s.data(), "-p", strconv.Itoa(s.port),
+	args := []string{"-D", s.Data(), "-p", strconv.Itoa(s.port),
 		"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=" + s.dir, "-c", "shared_buffers=32MB"}
 	for _, set := range s.opt.Settings {
 		args = append(args, "-c", set)
@@ -191,7 +191,8 @@ func (s *Server) launch() error {
 	}
 }
 
-func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+// Data is the server's data directory.
+func (s *Server) Data() string { return filepath.Join(s.dir, "data") }
 
 func (s *Server) log() string {
 	b, _ := os.ReadFile(filepath.Join(s.dir, "log")) // for a message; empty will do

@@ -41,6 +41,23 @@ func TestDatabasesAreApart(t *testing.T) {
 	}
 }
 
+// TestExistingServer is not parallel: it sets the environment.
+func TestExistingServer(t *testing.T) {
+	srv := pgtest.Start(t, pgtest.Options{})
+	admin := srv.Database(t)
+	t.Setenv("TENURE_TEST_POSTGRES", admin)
+	const made = "SELECT count(*) FROM pg_database WHERE datname LIKE 'tenure_test_%'"
+	t.Run("use", func(t *testing.T) {
+		must(t, pgtest.Database(t), "CREATE TABLE x()")
+		if got := must(t, admin, made); got != "1" {
+			t.Errorf("got %s databases on the existing server, want 1", got)
+		}
+	})
+	if got := must(t, admin, made); got != "0" {
+		t.Errorf("got %s databases after the test, want none", got)
+	}
+}
+
 func TestKillKeepsCommits(t *testing.T) {
 	t.Parallel()
 	srv := pgtest.Start(t, pgtest.Options{})

@@ -33,12 +33,13 @@ func isLockTimeout(err error) bool {
 func failure(what string, cfg *pgx.ConnConfig, err error) error {
 	class, advice := classify(cfg, err)
 	if advice == "" {
-		return fmt.Errorf("postgres: %s: %w: %w", what, class, err)
+		// pgx tells of several tries in several lines.
+		advice = strings.TrimPrefix(class.Error(), "store: ") + ": " + strings.Join(strings.Fields(err.Error()), " ")
 	}
 	return &refusal{text: "postgres: " + what + ": " + advice, class: class, cause: err}
 }
 
-// refusal is an error whose cause's own text would only blur the advice.
+// refusal is an error of a class whose text is better than its cause's.
 type refusal struct {
 	text         string
 	class, cause error
@@ -69,6 +70,9 @@ func classify(cfg *pgx.ConnConfig, err error) (class error, advice string) {
 	}
 	if text := err.Error(); strings.Contains(text, "remote error: tls: expired certificate") {
 		return store.ErrPermission, fmt.Sprintf("%s says that this client's certificate is outside its validity, and this host's clock shows %s: renew the certificate, or set the server's clock right", server, stamp(time.Now()))
+	}
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return store.ErrUnavailable, fmt.Sprintf("cannot connect to %s (%s): check the URL, and that the server runs and lets this host in", server, strings.Join(strings.Fields(err.Error()), " "))
 	}
 	return store.ErrUnavailable, ""
 }

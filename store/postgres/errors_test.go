@@ -126,15 +126,9 @@ func TestC09Refusals(t *testing.T) {
 	})
 	t.Run("nobody_listens", func(t *testing.T) {
 		t.Parallel()
-		pool, err := pgxpool.New(t.Context(), "postgres://app@127.0.0.1:1/none?sslmode=disable")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(pool.Close)
-		s := open(t, pool, postgres.Config{})
-		if _, err := s.Get(bounded(t), "job"); !errors.Is(err, store.ErrUnavailable) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("got error %v, want one line matching %q", err, store.ErrUnavailable)
-		}
+		// With and without TLS: two tries, and one line all the same.
+		s := open(t, openPool(t, "postgres://app@127.0.0.1:1/none?sslmode=prefer"), postgres.Config{})
+		refuses(t, s, anyGrant(), store.ErrUnavailable, "127.0.0.1:1", "check the URL")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := s.Get(ctx, "job"); !errors.Is(err, context.Canceled) {
@@ -191,6 +185,39 @@ func TestKilledServer(t *testing.T) {
 	grants[0].Known = append(grants[0].Known, grants[0].Attempt)
 	srv.Resume()
 	renewAll(t, s, grants)
+}
+
+// TestStandby: a standby decides nothing, not even that a lease is held, and
+// answers no read as if it knew.
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Start(t, pgtest.Options{})
+	s := open(t, openPool(t, srv.Database(t)), postgres.Config{})
+	if err := s.Migrate(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	grants := []store.Grant{hold(t, s, request("job"))}
+	srv.Halt()
+	if err := os.WriteFile(filepath.Join(srv.Data(), "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	srv.Restart(t)
+	_, _ = s.Get(bounded(t), "job") // the pool's old connection has ended
+	refuses(t, s, grants, store.ErrReadOnly, "standby", "primary")
+	if _, err := s.Acquire(bounded(t), request("job")); !errors.Is(err, store.ErrReadOnly) {
+		t.Errorf("Acquire of a held lease: got error %v, want one matching %q", err, store.ErrReadOnly)
+	}
+	if _, err := s.Get(bounded(t), "job"); !errors.Is(err, store.ErrReadOnly) {
+		t.Errorf("Get: got error %v, want one matching %q", err, store.ErrReadOnly)
+	}
+	for _, err := range s.List(bounded(t), "") {
+		if !errors.Is(err, store.ErrReadOnly) {
+			t.Errorf("List: got error %v, want one matching %q", err, store.ErrReadOnly)
+		}
+	}
+	if !hasFinding(t, s, "standby") {
+		t.Error("Diagnose does not name the standby")
+	}
 }
 
 // TestDoctor: settings that weaken a promise are named.

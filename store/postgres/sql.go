@@ -77,7 +77,7 @@ func plain(s string) bool {
 
 func (c *call) number(n int64) {
 	c.next()
-	// Parentheses and a cast, for a bare -1 and for the choice of function.
+	// The cast settles which function is meant.
 	c.WriteString(strconv.FormatInt(n, 10))
 	c.WriteString("::bigint")
 }
