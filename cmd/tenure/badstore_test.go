@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/tenurehq/tenure/internal/pgtest"
+	"github.com/tenurehq/tenure/store/sqlite"
 )
 
 // Each store that cannot be used gives one line that names it, what is wrong
@@ -242,4 +243,29 @@ func refusing(t *testing.T) string {
 		}
 	}()
 	return "postgres://u:geheim@" + l.Addr().String() + "/x?sslmode=disable"
+}
+
+// A file that another host used is refused until somebody decides that it is to
+// be used here: by adopting it, or by raising the floor of all names.
+func TestCopiedFile(t *testing.T) {
+	t.Parallel()
+	if host, err := sqlite.ThisHost(); err != nil || host.ID == "" {
+		t.Skipf("this host has no machine id (/etc/machine-id), so a copy cannot be told: %v", err)
+	}
+	for _, decide := range [][]string{{"migrate", "--adopt"}, {"lease", "raise-floor", "--all", "--to", "100"}} {
+		t.Run(decide[0], func(t *testing.T) {
+			t.Parallel()
+			path := fileStore(t)
+			release(t, path, acquire(t, path, "a", "host-1/1/a/b"))
+			edit(t, path, "UPDATE tenure_meta SET value = 'another' WHERE key IN ('host', 'domain')")
+			cli(t, "lease", "ls", "--store", path).want(t, exitConfig, path, `"another"`, "tenure migrate --adopt")
+			cli(t, append(decide, "--store", path)...).want(t, exitOK)
+			cli(t, "lease", "ls", "--store", path).want(t, exitOK)
+			if g := acquire(t, path, "a", "host-2/1/a/b"); g.Token < 2 {
+				t.Errorf("got token %s, want a larger one than before", g.Token)
+			}
+		})
+	}
+	address := pgtest.Database(t)
+	cli(t, "migrate", "--adopt", "--store", address).want(t, exitUsage, "only a SQLite file")
 }
