@@ -225,8 +225,14 @@ func TestSQLiteBusy(t *testing.T) {
 	}
 	// A write that waits gets through as soon as the other lets go.
 	done := make(chan error, 1)
+	grant.Attempt, grant.Known = store.NewAttempt(), []store.Attempt{rec.Attempt}
+	waiting, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
 	go func() {
-		_, err := renew(t, st, rec)
+		res, err := st.Renew(waiting, []store.Grant{grant})
+		if err == nil {
+			err = res[0].Err
+		}
 		done <- err
 	}()
 	select {
@@ -238,8 +244,8 @@ func TestSQLiteBusy(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("renewal after the other process let go: %v", err)
 	}
-	if rec, _ := st.Get(t.Context(), "job"); rec.Attempt == grant.Attempt {
-		t.Error("the renewal that was given up was applied later")
+	if got, _ := st.Get(t.Context(), "job"); got.Attempt != grant.Attempt {
+		t.Errorf("record: got attempt %s, want that of the last renewal, %s", got.Attempt, grant.Attempt)
 	}
 }
 
@@ -255,7 +261,13 @@ func TestSQLiteClockBehindLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make(chan store.Record, 1)
-	go func() { got <- acquire(t, st, job("job", "a")) }()
+	go func() {
+		rec, err := st.Acquire(t.Context(), store.Request{Name: "job", Holder: "a", TTL: 30 * time.Second, Attempt: store.NewAttempt()})
+		if err != nil {
+			t.Errorf("Acquire behind a lock: %v", err)
+		}
+		got <- rec
+	}()
 	time.Sleep(300 * time.Millisecond) // the time that is not to be lost
 	locked := time.Now()
 	if err := tx.Rollback(); err != nil {

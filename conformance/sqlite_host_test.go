@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"context"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -56,7 +57,9 @@ func acquire(t *testing.T, st store.Store, req store.Request) store.Record {
 
 func try(t *testing.T, st store.Store, name, holder string) (*store.HeldError, error) {
 	t.Helper()
-	_, err := st.Acquire(t.Context(), store.Request{Name: name, Holder: holder, TTL: 30 * time.Second, Attempt: store.NewAttempt()})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := st.Acquire(ctx, store.Request{Name: name, Holder: holder, TTL: 30 * time.Second, Attempt: store.NewAttempt()})
 	var held *store.HeldError
 	errors.As(err, &held)
 	return held, err

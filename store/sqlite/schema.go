@@ -142,7 +142,7 @@ func (s *Store) judgeSchema(m meta) error {
 }
 
 func (s *Store) copied(m meta) bool {
-	return false && s.host.ID != "" && m["host"] != s.host.ID && !sameBoot(m["domain"], s.host.Domain)
+	return m["host"] != "" && s.host.ID != "" && m["host"] != s.host.ID && !sameBoot(m["domain"], s.host.Domain)
 }
 
 // id returns the machine id to keep in the file: one that is known is not

@@ -25,7 +25,7 @@ type writer struct {
 	running chan struct{} // closed when the goroutine that empties the queue has ended; nil if there is none
 	closed  bool
 
-	blocked atomic.Bool // another connection has the write lock
+	blocked atomic.Bool // the write lock is asked for: by far most of the time because another connection has it
 
 	// Of the running goroutine alone.
 	conn       *sql.Conn
@@ -160,21 +160,22 @@ func (w *writer) empty(ended chan struct{}) {
 		if len(ops) == 0 {
 			continue
 		}
+		w.blocked.Store(true)
 		err := w.begin()
+		if err == nil || !isBusy(err) {
+			w.blocked.Store(false)
+		}
 		switch {
 		case err == nil:
-			w.blocked.Store(false)
 			pause = time.Millisecond
 			w.transact(w.take())
 		case isBusy(err) && !closed:
-			w.blocked.Store(true)
 			time.Sleep(pause)
 			pause = min(2*pause, 25*time.Millisecond)
 		default:
 			if closed {
 				err = errClosed
 			}
-			w.blocked.Store(false)
 			finish(w.take(), err)
 		}
 	}
