@@ -56,7 +56,7 @@ fuzz: ## run each fuzz test for FUZZTIME (20s)
 
 .PHONY: lint
 lint: bin/golangci-lint ## run golangci-lint, at the version that tools/go.mod pins
-	@for dir in $(MODULES); do echo "lint $$dir"; (cd "$$dir" && "$(CURDIR)/bin/golangci-lint" run ./...); done
+	@bad=0; for dir in $(MODULES); do echo "lint $$dir"; (cd "$$dir" && "$(CURDIR)/bin/golangci-lint" run ./...) || bad=1; done; exit $$bad
 
 # The linter has a module outside the workspace, so that its many dependencies
 # move none of ours.
@@ -71,7 +71,7 @@ generate: ## write the generated parts of the documentation
 .PHONY: verify
 verify: ## check go.mod files, formatting, vet, lint and generated documentation
 	@tools/need go
-	@for dir in $(MODULES) tools; do echo "tidy $$dir"; go -C "$$dir" mod tidy -diff; done
+	@bad=0; for dir in $(MODULES) tools; do echo "tidy $$dir"; go -C "$$dir" mod tidy -diff || bad=1; done; exit $$bad
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w these:"; echo "$$unformatted"; exit 1; }
 	@for dir in $(MODULES); do echo "vet $$dir"; go -C "$$dir" vet ./...; done
 	@$(MAKE) lint
