@@ -28,10 +28,12 @@ type job struct {
 	k    *tenure.Keeper
 	note *notebook
 
-	mu      sync.Mutex
-	grace   time.Duration
-	process *guardian.Process // while a command runs
-	last    guardian.Deadline // of the present term
+	mu       sync.Mutex
+	grace    time.Duration
+	process  *guardian.Process // while a command runs
+	starting bool              // a command is about to run
+	early    []os.Signal       // came while it was starting
+	last     guardian.Deadline // of the present term
 }
 
 // runJob opens the store, runs the command and returns its exit code as an error.
@@ -48,7 +50,7 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) err
 	st, closeStore, err := openStore(opening, cmd, true)
 	opened()
 	if err != nil {
-		return j.stopped(ctx, err)
+		return asExit(stopped(ctx, err))
 	}
 	defer closeStore()
 	if _, ok := st.(store.Slotter); !ok && (f.slot != "" || f.oncePer > 0) {
@@ -72,8 +74,11 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) err
 	defer stop()
 	for {
 		again, err := j.once(ctx)
-		if !again || f.onLoss != onLossAgain || ctx.Err() != nil {
-			return j.stopped(ctx, explainHere(cmd, err))
+		if !again || f.onLoss != onLossAgain {
+			return asExit(explainHere(cmd, err))
+		}
+		if ctx.Err() != nil {
+			return asExit(stopped(ctx, err))
 		}
 		j.note.line("%v; trying again", err)
 	}
@@ -91,8 +96,9 @@ func canStart(name string) error {
 	}
 }
 
-// passSignals gives every signal to the command while one runs. Before that,
-// those that ask a program to end give up the waiting.
+// passSignals gives every signal to the command while one runs or starts. Before
+// that, those that ask a program to end give up the waiting; after it they find
+// nobody.
 func (j *job) passSignals(cancel context.CancelCauseFunc) (stop func()) {
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, guardian.Signals()...)
@@ -103,15 +109,7 @@ func (j *job) passSignals(cancel context.CancelCauseFunc) (stop func()) {
 			case <-done:
 				return
 			case s := <-signals:
-				n, _ := s.(syscall.Signal)
-				switch p := j.running(); {
-				case p != nil:
-					_ = p.Signal(s) // it has just ended: nothing to tell
-				case n == syscall.SIGTSTP:
-					_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
-				case n == syscall.SIGINT, n == syscall.SIGTERM, n == syscall.SIGHUP, n == syscall.SIGQUIT:
-					cancel(&exitError{code: 128 + int(n)})
-				}
+				j.pass(s, cancel)
 			}
 		}
 	}()
@@ -121,19 +119,61 @@ func (j *job) passSignals(cancel context.CancelCauseFunc) (stop func()) {
 	}
 }
 
+func (j *job) pass(s os.Signal, cancel context.CancelCauseFunc) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n, _ := s.(syscall.Signal)
+	switch {
+	case j.process != nil:
+		_ = j.process.Signal(s) // it has just ended: nothing to tell
+	case j.starting:
+		j.early = append(j.early, s)
+	case n == syscall.SIGTSTP:
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	case n == syscall.SIGINT, n == syscall.SIGTERM, n == syscall.SIGHUP, n == syscall.SIGQUIT:
+		cancel(&exitError{code: 128 + int(n)})
+	}
+}
+
+// begin says that a command starts: from now on signals are for it. It returns
+// the cause if ctx has ended, by one that came before.
+func (j *job) begin(ctx context.Context) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	j.starting = true
+	return nil
+}
+
+// began says that the command runs as p, which was started with the deadline first.
+func (j *job) began(p *guardian.Process, first guardian.Deadline) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.process = p
+	if j.last != first {
+		_ = p.Extend(j.last) // as in confirmed
+	}
+	for _, s := range j.early {
+		_ = p.Signal(s) // as in pass
+	}
+}
+
+// finished says that no command runs or starts.
+func (j *job) finished() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.process, j.starting, j.early = nil, false, nil
+}
+
 // stopped returns the exit code of the signal that ended the waiting, or err.
-func (j *job) stopped(ctx context.Context, err error) error {
+func stopped(ctx context.Context, err error) error {
 	var bySignal *exitError
 	if errors.As(context.Cause(ctx), &bySignal) {
 		return bySignal
 	}
-	return asExit(err)
-}
-
-func (j *job) running() *guardian.Process {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.process
+	return err
 }
 
 // once holds one term and runs the command under it. again says that the term
@@ -141,12 +181,12 @@ func (j *job) running() *guardian.Process {
 func (j *job) once(ctx context.Context) (again bool, err error) {
 	if j.f.slot != "" { // no need to wait for what is done
 		if err := j.slotFree(ctx, j.f.slot); err != nil {
-			return false, err
+			return false, stopped(ctx, err)
 		}
 	}
 	t, err := j.acquire(ctx)
 	if err != nil {
-		return false, err
+		return false, stopped(ctx, err)
 	}
 	slot, err := j.f.slotKey(ctx, j.st)
 	if err == nil && slot != "" {
@@ -154,10 +194,10 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	}
 	var outcome guardian.Outcome
 	if err == nil {
-		outcome, err = j.command(t)
+		outcome, err = j.command(ctx, t)
 	}
 	if err != nil {
-		return false, errors.Join(err, j.release(t))
+		return false, errors.Join(stopped(ctx, err), j.release(t))
 	}
 	var lost *tenure.LostError
 	isLost := errors.As(t.Err(), &lost)
@@ -242,8 +282,13 @@ func (j *job) confirmed(t *tenure.Term) {
 	}
 }
 
-// command runs the command under t until it and all it started have ended.
-func (j *job) command(t *tenure.Term) (guardian.Outcome, error) {
+// command runs the command under t until it and all it started have ended. It
+// runs nothing if ctx has ended.
+func (j *job) command(ctx context.Context, t *tenure.Term) (guardian.Outcome, error) {
+	if err := j.begin(ctx); err != nil {
+		return guardian.Outcome{}, err
+	}
+	defer j.finished()
 	spec := guardian.Spec{Argv: j.f.argv, Env: j.f.environment(t), Grace: max(j.grace, time.Millisecond), Notice: j.note.notice}
 	watching, stopWatching := context.WithCancel(context.Background())
 	defer stopWatching()
@@ -269,17 +314,7 @@ func (j *job) command(t *tenure.Term) (guardian.Outcome, error) {
 	for _, f := range spec.Files {
 		f.Close() // the command has its own; ours would keep the pipe open
 	}
-	j.mu.Lock()
-	j.process = p
-	if j.last != first {
-		_ = p.Extend(j.last) // as in confirmed
-	}
-	j.mu.Unlock()
-	defer func() {
-		j.mu.Lock()
-		j.process = nil
-		j.mu.Unlock()
-	}()
+	j.began(p, first)
 	select {
 	case <-p.Done():
 	case <-t.Context().Done():
