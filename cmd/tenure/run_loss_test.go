@@ -255,7 +255,7 @@ func TestRunFrozen(t *testing.T) {
 		t.Run(first+" first", func(t *testing.T) {
 			t.Parallel()
 			both(t, func(t *testing.T, target string) {
-				lease, dir := "frozen-"+first, t.TempDir()
+				lease, dir := strings.ReplaceAll(t.Name(), " ", "-"), t.TempDir()
 				st := open(t, target)
 				a := start(t, "run", lease, "--ttl", "2s", "--store", target, "--", part(t, "beat"), dir, "stubborn", "family")
 				until(t, "the command", func() bool { return len(lives(t, dir)) == 2 })

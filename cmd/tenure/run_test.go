@@ -109,7 +109,7 @@ func (p *program) cleanup() {
 		<-p.done
 	}
 	if p.t.Failed() {
-		p.t.Logf("%q ended with %d; stdout %q, stderr %q", p.cmd.Args[1:], p.finished.code, p.finished.out, p.finished.err)
+		p.t.Logf("%q, process %d, ended with %d; stdout %q, stderr %q", p.cmd.Args[1:], p.pid(), p.finished.code, p.finished.out, p.finished.err)
 	}
 	os.RemoveAll(p.dir)
 }

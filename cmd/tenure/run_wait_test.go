@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net/url"
 	"os"
 	"os/exec"
@@ -182,6 +183,29 @@ func TestRunPassesSignals(t *testing.T) {
 			p.signal(sig)
 			p.wait().clean(t, 7)
 			released(t, path, "signal/"+name)
+		})
+	}
+}
+
+// C24: a request to end is heard at every moment: before the lease is held,
+// while the command starts, and when it runs.
+func TestRunEndedAtAnyMoment(t *testing.T) {
+	t.Parallel()
+	path := fileStore(t)
+	for round := range 30 {
+		t.Run(fmt.Sprint(round), func(t *testing.T) {
+			t.Parallel()
+			lease := fmt.Sprintf("moment/%d", round)
+			p := start(t, "run", lease, "--store", path, "--", "sleep", "300")
+			moment := time.NewTimer(rand.N(200 * time.Millisecond))
+			<-moment.C
+			p.signal(syscall.SIGTERM)
+			r := p.wait()
+			if r.code == -int(syscall.SIGTERM) { // before the program could listen
+				r.code = 143
+			}
+			r.clean(t, 143)
+			released(t, path, lease)
 		})
 	}
 }
