@@ -54,6 +54,9 @@ func resultCode(err error) int {
 }
 
 func isBusy(err error) bool {
+	if err == nil {
+		return false
+	}
 	code := resultCode(err)
 	return code == codeBusy || code == codeLocked
 }

@@ -111,12 +111,16 @@ func (s *Store) Done(ctx context.Context, g store.Grant, slot string) error {
 	if err := s.check(ctx); err != nil {
 		return err
 	}
+	g = cloneGrants([]store.Grant{g})[0] // the transaction may outlast the call
 	var refusal error
 	err := s.write(ctx, "done", false, func(tx *transaction) (err error) {
 		refusal, err = s.done(tx, &g, slot)
 		return err
 	})
-	return errors.Join(err, refusal)
+	if err != nil {
+		return err
+	}
+	return refusal
 }
 
 func (s *Store) done(tx *transaction, g *store.Grant, slot string) (refusal, err error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 
 	"github.com/tenurehq/tenure/fence"
@@ -34,16 +35,20 @@ func (s *Store) Acquire(ctx context.Context, req store.Request) (store.Record, e
 	if _, refusal := s.judge(r, &req, at); refusal != nil && !s.unwatched(r, at) {
 		return store.Record{}, refusal
 	}
+	req.Known, req.Meta = slices.Clone(req.Known), maps.Clone(req.Meta) // the transaction may outlast the call
+	if req.Replace != nil {
+		req.Replace = &cloneGrants([]store.Grant{*req.Replace})[0]
+	}
 	var rec store.Record
 	var refusal error
 	err = s.write(ctx, "acquire", false, func(tx *transaction) (err error) {
 		rec, refusal, err = s.acquire(tx, &req)
 		return err
 	})
-	if err = errors.Join(err, refusal); err != nil {
+	if err != nil {
 		return store.Record{}, err
 	}
-	return rec, nil
+	return rec, refusal
 }
 
 // unwatched reports whether r is an open term of another domain that nobody has
@@ -177,7 +182,7 @@ func (s *Store) batch(ctx context.Context, doing string, grants []store.Grant, r
 	if err := s.check(ctx); err != nil {
 		return nil, err
 	}
-	grants = slices.Clone(grants) // the transaction may outlast the call
+	grants = cloneGrants(grants) // the transaction may outlast the call
 	var results []store.Result
 	err := s.write(ctx, doing, false, func(tx *transaction) (err error) {
 		results, err = run(tx, grants)
@@ -187,6 +192,21 @@ func (s *Store) batch(ctx context.Context, doing string, grants []store.Grant, r
 		return nil, err
 	}
 	return results, nil
+}
+
+// cloneGrants copies grants and the attempts they list, in two allocations.
+func cloneGrants(grants []store.Grant) []store.Grant {
+	n := 0
+	for i := range grants {
+		n += len(grants[i].Known)
+	}
+	grants, known := slices.Clone(grants), make([]store.Attempt, 0, n)
+	for i := range grants {
+		from := len(known)
+		known = append(known, grants[i].Known...)
+		grants[i].Known = known[from:]
+	}
+	return grants
 }
 
 func (s *Store) renew(tx *transaction, grants []store.Grant) ([]store.Result, error) {
@@ -419,7 +439,10 @@ func (s *Store) Revoke(ctx context.Context, name string, token fence.Token, rev 
 		}
 		return tx.save(r)
 	})
-	return errors.Join(err, refusal)
+	if err != nil {
+		return err
+	}
+	return refusal
 }
 
 // RaiseFloor implements store.Store. With name "" and a floor above every token

@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"maps"
 	"strconv"
@@ -186,7 +185,10 @@ func (s *Store) Migrate(ctx context.Context) error {
 		}
 		return tx.setMeta(set)
 	})
-	return errors.Join(err, refused)
+	if err != nil {
+		return err
+	}
+	return refused
 }
 
 // Check returns nil if the store can be used: WAL, synchronous, the tables, their
@@ -286,7 +288,10 @@ func (s *Store) raiseAll(ctx context.Context, doing string, choose func(largest 
 		}
 		return tx.setMeta(map[string]string{"host": s.host.ID, "domain": s.host.Domain, "inode": fileIdentity(s.path)})
 	})
-	return errors.Join(err, refused)
+	if err != nil {
+		return err
+	}
+	return refused
 }
 
 // scanOne reads the one value that query answers.

@@ -63,7 +63,8 @@ type transaction struct {
 // write runs run in a transaction that holds the write lock, and returns when it
 // is committed. If ctx ends before it began, nothing was done: the error matches
 // store.ErrBusy if somebody else had the file locked. If ctx ends later, the
-// outcome is unknown.
+// outcome is unknown, and run may still be at work: what it uses must not be
+// the caller's, and what it sets is to be read only if write returned nil.
 func (s *Store) write(ctx context.Context, doing string, raw bool, run func(*transaction) error) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("sqlite: %s: not begun: %w", doing, err)
@@ -162,7 +163,7 @@ func (w *writer) empty(ended chan struct{}) {
 		}
 		w.blocked.Store(true)
 		err := w.begin()
-		if err == nil || !isBusy(err) {
+		if !isBusy(err) {
 			w.blocked.Store(false)
 		}
 		switch {
@@ -235,7 +236,12 @@ func (w *writer) transact(ops []*operation) {
 			if i == culprit {
 				continue
 			}
-			if err := w.begin(); err != nil {
+			err := w.begin()
+			for isBusy(err) {
+				time.Sleep(5 * time.Millisecond)
+				err = w.begin()
+			}
+			if err != nil {
 				finish(ops[i:i+1], err)
 				continue
 			}
