@@ -147,9 +147,9 @@ func (h *history) readTables(ctx context.Context, pool *pgxpool.Pool) error {
 
 // check returns what is wrong with the history, and the figures of it.
 func (h *history) check() (problems []string, figures string) {
-	overlaps, slack := h.checkBelief()
+	belief, slack := h.checkBelief()
 	stale := append(h.checkMarked(), h.checkJoined()...)
-	problems = slices.Concat(h.checkTokens(), overlaps, stale, h.settle())
+	problems = slices.Concat(h.checkTokens(), belief, stale, h.settle())
 	linear, groups := h.checkLinearizable()
 	problems = append(problems, linear...)
 	acts, alive := 0, 0
@@ -172,7 +172,7 @@ func (h *history) check() (problems []string, figures string) {
 	}
 	return problems, fmt.Sprintf("%d instants of acting and %d of workers, %d overlaps, least time between the last of a term and the next grant %s; "+
 		"%d marked and %d joined writes accepted, %d and %d refused as stale, %d stale ones accepted; terms lost: %s; %d operations linearized in %d groups",
-		acts, alive, len(overlaps), slack, len(h.marked), len(h.joined), codes[opMarked+" "+codeStale], codes[opJoined+" "+codeStale], len(stale), strings.Join(lost, ", "), len(h.ops), groups)
+		acts, alive, len(belief), slack, len(h.marked), len(h.joined), codes[opMarked+" "+codeStale], codes[opJoined+" "+codeStale], len(stale), strings.Join(lost, ", "), len(h.ops), groups)
 }
 
 // checkTokens: each token numbers one term, and later terms have larger ones (P1).
@@ -206,15 +206,8 @@ func (h *history) checkTokens() (problems []string) {
 // a process that is stopped believes nothing until it asks. slack is the least
 // time from the last such instant of a term that was not released to the next grant.
 func (h *history) checkBelief() (problems []string, slack time.Duration) {
-	type span struct{ first, last time.Duration }
-	spans := map[fence.Token]span{}
-	for _, e := range h.belief {
-		s, ok := spans[e.Token]
-		if !ok {
-			s = span{e.At, e.At}
-		}
-		spans[e.Token] = span{min(s.first, e.At), max(s.last, e.At)}
-	}
+	spans := spansOf(h.belief)
+	problems = overlaps(spans)
 	released := map[fence.Token]bool{}
 	for _, o := range h.ops {
 		if o.Op == opRelease {
@@ -225,18 +218,9 @@ func (h *history) checkBelief() (problems []string, slack time.Duration) {
 	for _, g := range h.grants {
 		granted[g.token] = time.Duration(g.acquiredUs)*time.Microsecond - h.offset
 	}
-	tokens := slices.Sorted(maps.Keys(spans))
 	slack = never
-	var last time.Duration // of all terms so far
-	var of fence.Token
-	for _, token := range tokens {
+	for _, token := range slices.Sorted(maps.Keys(spans)) {
 		s := spans[token]
-		if of != 0 && last >= s.first {
-			problems = append(problems, fmt.Sprintf("overlap: a process acted under token %s %s after one did under %s", of, last-s.first, token))
-		}
-		if s.last >= last {
-			last, of = s.last, token
-		}
 		if at, ok := granted[token]; !ok || s.first < at-h.slew {
 			problems = append(problems, fmt.Sprintf("a process acted under token %s before it was granted", token))
 		}
@@ -251,6 +235,37 @@ func (h *history) checkBelief() (problems []string, slack time.Duration) {
 		}
 	}
 	return problems, slack
+}
+
+// span is from the first to the last instant at which anybody acted under a token.
+type span struct{ first, last time.Duration }
+
+func spansOf(belief []entry) map[fence.Token]span {
+	spans := map[fence.Token]span{}
+	for _, e := range belief {
+		s, ok := spans[e.Token]
+		if !ok {
+			s = span{e.At, e.At}
+		}
+		spans[e.Token] = span{min(s.first, e.At), max(s.last, e.At)}
+	}
+	return spans
+}
+
+// overlaps names the terms under which somebody acted when somebody did under a later one.
+func overlaps(spans map[fence.Token]span) (problems []string) {
+	var last time.Duration // of all terms so far
+	var of fence.Token
+	for _, token := range slices.Sorted(maps.Keys(spans)) {
+		s := spans[token]
+		if of != 0 && last >= s.first {
+			problems = append(problems, fmt.Sprintf("overlap: somebody acted under token %s %s after somebody did under %s", of, last-s.first, token))
+		}
+		if s.last >= last {
+			last, of = s.last, token
+		}
+	}
+	return problems
 }
 
 // checkMarked: the resource accepted no token smaller than one before (P7).
