@@ -268,7 +268,7 @@ func TestSQLiteClockBehindLock(t *testing.T) {
 		}
 		got <- rec
 	}()
-	time.Sleep(300 * time.Millisecond) // the time that is not to be lost
+	<-time.After(300 * time.Millisecond) // the time that is not to be lost
 	locked := time.Now()
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)

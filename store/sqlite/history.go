@@ -14,11 +14,11 @@ import (
 // openTerm adds the term that r begins to the history and drops the oldest
 // beyond keep.
 func (tx *transaction) openTerm(r *row, keep int) error {
-	if _, err := tx.exec("INSERT INTO tenure_term (name, token, holder, acquired_at, ended_at, end, why) VALUES (?1, ?2, ?3, ?4, '', '', '')",
+	if err := tx.exec("INSERT INTO tenure_term (name, token, holder, acquired_at, ended_at, end, why) VALUES (?1, ?2, ?3, ?4, '', '', '')",
 		r.name, r.token, r.holder, iso(r.acquired)); err != nil {
 		return err
 	}
-	_, err := tx.exec("DELETE FROM tenure_term WHERE name = ?1 AND token <= (SELECT token FROM tenure_term WHERE name = ?1 ORDER BY token DESC LIMIT 1 OFFSET ?2)",
+	err := tx.exec("DELETE FROM tenure_term WHERE name = ?1 AND token <= (SELECT token FROM tenure_term WHERE name = ?1 ORDER BY token DESC LIMIT 1 OFFSET ?2)",
 		r.name, keep)
 	return err
 }
@@ -29,7 +29,7 @@ func (tx *transaction) closeTerm(r *row, end string, ended time.Time) error {
 	if r.revoked {
 		end = "revoked"
 	}
-	_, err := tx.exec("UPDATE tenure_term SET ended_at = ?3, end = ?4, why = ?5 WHERE name = ?1 AND token = ?2", r.name, r.token, iso(ended.UnixMicro()), end, r.why)
+	err := tx.exec("UPDATE tenure_term SET ended_at = ?3, end = ?4, why = ?5 WHERE name = ?1 AND token = ?2", r.name, r.token, iso(ended.UnixMicro()), end, r.why)
 	return err
 }
 
@@ -149,7 +149,7 @@ func (s *Store) done(tx *transaction, g *store.Grant, slot string) (refusal, err
 	if refusal := store.JudgeRenew(&rec, g); refusal != nil {
 		return refusal, nil
 	}
-	_, err = tx.exec("INSERT INTO tenure_slot (name, slot, token, holder, done_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+	err = tx.exec("INSERT INTO tenure_slot (name, slot, token, holder, done_at) VALUES (?1, ?2, ?3, ?4, ?5)",
 		g.Name, slot, r.token, r.holder, iso(at.wall.UnixMicro()))
 	return nil, err
 }
@@ -235,7 +235,7 @@ func (s *Store) clean(tx *transaction, idle time.Duration) (int, error) {
 			continue
 		}
 		for _, table := range []string{"tenure_lease", "tenure_term", "tenure_observed"} {
-			if _, err := tx.exec("DELETE FROM "+table+" WHERE name = ?1", r.name); err != nil {
+			if err := tx.exec("DELETE FROM "+table+" WHERE name = ?1", r.name); err != nil {
 				return 0, err
 			}
 		}

@@ -131,7 +131,7 @@ func freeBytes(path string) (int64, bool) {
 	if syscall.Statfs(path, &st) != nil {
 		return 0, false
 	}
-	return int64(st.Bavail) * int64(st.Bsize), true
+	return int64(st.Bavail) * int64(st.Bsize), true //nolint:unconvert // Bsize is an int32 on some
 }
 
 // lockHolders names the other processes that hold a write lock on the shared

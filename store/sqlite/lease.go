@@ -85,7 +85,7 @@ func (s *Store) acquire(tx *transaction, req *store.Request) (rec store.Record, 
 	at := s.now() // after the write lock was taken
 	verdict, refusal := s.judge(r, req, at)
 	if refusal != nil && s.unwatched(r, at) {
-		_, err := tx.exec(watchOne, r.name, s.host.Domain, r.attempt, at.boot+r.ttl)
+		err := tx.exec(watchOne, r.name, s.host.Domain, r.attempt, at.boot+r.ttl)
 		return rec, refusal, err
 	}
 	switch verdict {
@@ -129,7 +129,7 @@ func (s *Store) start(tx *transaction, r *row, req *store.Request, at instant) e
 		if err := tx.closeTerm(r, end, ended); err != nil {
 			return err
 		}
-		if _, err := tx.exec("DELETE FROM tenure_observed WHERE name = ?1", r.name); err != nil {
+		if err := tx.exec("DELETE FROM tenure_observed WHERE name = ?1", r.name); err != nil {
 			return err
 		}
 	}
@@ -340,10 +340,10 @@ func (s *Store) release(tx *transaction, grants []store.Grant) ([]store.Result, 
 		return results, err
 	}
 	list := string(append(plain, ']'))
-	if _, err := tx.exec(closeBatch, list, iso(now.wall.UnixMicro())); err != nil {
+	if err := tx.exec(closeBatch, list, iso(now.wall.UnixMicro())); err != nil {
 		return results, err
 	}
-	_, err = tx.exec(releaseBatch, list, now.boot, now.wall.UnixMicro())
+	err = tx.exec(releaseBatch, list, now.boot, now.wall.UnixMicro())
 	return results, err
 }
 

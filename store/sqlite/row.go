@@ -99,7 +99,7 @@ func (s *Store) loadRow(ctx context.Context, q querier, name string) (*row, erro
 // save writes r, with a new revision.
 func (tx *transaction) save(r *row) error {
 	r.revision++
-	_, err := tx.exec(upsertLease, r.name, r.token, r.floor, r.revision, r.attempt, r.domain, r.ttl, r.expires, r.renewed, r.acquired, r.ended, r.holdNs, r.holdUs,
+	err := tx.exec(upsertLease, r.name, r.token, r.floor, r.revision, r.attempt, r.domain, r.ttl, r.expires, r.renewed, r.acquired, r.ended, r.holdNs, r.holdUs,
 		r.reservedNs, r.reservedUs, r.reservedFor, r.handoffTo, r.revoked, r.why, r.revokedBy, r.holder, r.metaRaw)
 	return err
 }

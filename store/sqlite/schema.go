@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"maps"
 	"strconv"
@@ -162,7 +163,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	var refused error
 	err := s.write(ctx, "migrate", true, func(tx *transaction) error {
 		refused = nil
-		if _, err := tx.exec("CREATE TABLE IF NOT EXISTS tenure_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID"); err != nil {
+		if err := tx.exec("CREATE TABLE IF NOT EXISTS tenure_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID"); err != nil {
 			return err
 		}
 		m, err := readMeta(context.Background(), tx)
@@ -215,7 +216,7 @@ func (s *Store) Check(ctx context.Context) error {
 		if err != nil {
 			return s.classify("check", err)
 		}
-		if err := rows.Close(); err != nil {
+		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 			return s.classify("check", err)
 		}
 	}
@@ -283,7 +284,7 @@ func (s *Store) raiseAll(ctx context.Context, doing string, choose func(largest 
 		if !copied && doing != "adopt" {
 			return nil
 		}
-		if _, err := tx.exec(watchAll, s.host.Domain, s.now().boot); err != nil {
+		if err := tx.exec(watchAll, s.host.Domain, s.now().boot); err != nil {
 			return err
 		}
 		return tx.setMeta(map[string]string{"host": s.host.ID, "domain": s.host.Domain, "inode": fileIdentity(s.path)})

@@ -104,7 +104,8 @@ func databaseFile(db *sql.DB) (string, error) {
 // Close ends all watches and gives the write connection back. Writes that wait
 // for the file answer an error matching store.ErrUnavailable. It leaves db open.
 func (s *Store) Close() error {
-	return errors.Join(s.waker.close(), s.writer.close(), s.reader.close())
+	s.waker.close()
+	return errors.Join(s.writer.close(), s.reader.close())
 }
 
 // Path returns the file of the database.

@@ -188,7 +188,7 @@ func (k *waker) tell(l io.ReadCloser) bool {
 	return true
 }
 
-func (k *waker) close() error {
+func (k *waker) close() {
 	k.mu.Lock()
 	k.closed = true
 	for w := range k.watchers {
@@ -200,5 +200,4 @@ func (k *waker) close() error {
 	if ended != nil {
 		<-ended
 	}
-	return nil
 }

@@ -171,7 +171,7 @@ func (w *writer) empty(ended chan struct{}) {
 			pause = time.Millisecond
 			w.transact(w.take())
 		case isBusy(err) && !closed:
-			time.Sleep(pause)
+			<-time.After(pause)
 			pause = min(2*pause, 25*time.Millisecond)
 		default:
 			if closed {
@@ -238,7 +238,7 @@ func (w *writer) transact(ops []*operation) {
 			}
 			err := w.begin()
 			for isBusy(err) {
-				time.Sleep(5 * time.Millisecond)
+				<-time.After(5 * time.Millisecond)
 				err = w.begin()
 			}
 			if err != nil {
@@ -340,12 +340,13 @@ func checkConnection(ctx context.Context, conn *sql.Conn) error {
 }
 
 // exec runs a statement, prepared once per connection.
-func (tx *transaction) exec(query string, args ...any) (sql.Result, error) {
+func (tx *transaction) exec(query string, args ...any) error {
 	st, err := tx.prepare(query)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return st.ExecContext(context.Background(), args...)
+	_, err = st.ExecContext(context.Background(), args...)
+	return err
 }
 
 func (tx *transaction) query(query string, args ...any) (*sql.Rows, error) {
@@ -398,7 +399,7 @@ func (tx *transaction) settle() error {
 // another domain as seen from now on.
 func (tx *transaction) enter(m meta) error {
 	s := tx.w.store
-	if _, err := tx.exec(watchAll, s.host.Domain, s.now().boot); err != nil {
+	if err := tx.exec(watchAll, s.host.Domain, s.now().boot); err != nil {
 		return err
 	}
 	return tx.setMeta(map[string]string{"host": s.host.id(m), "domain": s.host.Domain})
@@ -407,7 +408,7 @@ func (tx *transaction) enter(m meta) error {
 // setMeta sets keys of tenure_meta.
 func (tx *transaction) setMeta(values map[string]string) error {
 	for key, value := range values {
-		if _, err := tx.exec("INSERT INTO tenure_meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = excluded.value", key, value); err != nil {
+		if err := tx.exec("INSERT INTO tenure_meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = excluded.value", key, value); err != nil {
 			return err
 		}
 	}
