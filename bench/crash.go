@@ -5,14 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/tenurehq/tenure"
 	"github.com/tenurehq/tenure/store"
@@ -99,20 +96,11 @@ func (b *bench) takeovers(ctx context.Context) (section, error) {
 	t := table{title: "Take-over after the lease's own expiry", header: spreadHeader}
 	for _, c := range []struct{ name, target string }{{"tenure, Postgres", srv.url(name)}, {"tenure, SQLite", file}} {
 		progress("B5: take-over after a crash, %s", c.name)
-		perLane := make([][]time.Duration, b.lanes)
-		group, ctx := errgroup.WithContext(ctx)
-		for lane := range b.lanes {
-			group.Go(func() (err error) {
-				perLane[lane], err = crashes(ctx, c.target, fmt.Sprintf("crash-%d", lane), b.crashes)
-				return err
-			})
-		}
-		if err := group.Wait(); err != nil {
+		list, err := lanesOf(ctx, b.lanes, func(ctx context.Context, lane int) ([]time.Duration, error) {
+			return crashes(ctx, c.target, fmt.Sprintf("crash-%d", lane), b.crashes)
+		})
+		if err != nil {
 			return section{}, err
-		}
-		var list []time.Duration
-		for _, l := range perLane {
-			list = append(list, l...)
 		}
 		t.add(spread(c.name, list)...)
 		s.rows = append(s.rows, row{"b5", fmt.Sprintf("take-over after a crash, past the lease's expiry, %s, p50 / p99 of %d", c.name, len(list)), pair(list),
@@ -177,7 +165,7 @@ func crash(ctx context.Context, c *contestant, st store.Store, target, name stri
 	if err := c.queue(ctx, name, wins); err != nil {
 		return 0, err
 	}
-	if err := pause(ctx, time.Duration(rand.Int64N(int64(crashTTL)))); err != nil { // three renewals lie in a TTL
+	if err := pauseUpTo(ctx, crashTTL); err != nil { // three renewals lie in a TTL
 		return 0, err
 	}
 	kill()

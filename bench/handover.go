@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tenurehq/tenure"
 )
@@ -68,6 +71,48 @@ func (b *bench) handovers(ctx context.Context) (section, error) {
 	}
 	s.tables = []table{t}
 	return s, nil
+}
+
+// peerHandovers measures B4, the peers' side.
+func (b *bench) peerHandovers(ctx context.Context) (section, error) {
+	const lanes = 10
+	progress("B4: hand-overs of the peers, %s", b.window)
+	srv, err := b.serve(ctx)
+	if err != nil {
+		return section{}, err
+	}
+	name, err := srv.database(ctx)
+	if err != nil {
+		return section{}, err
+	}
+	until := time.Now().Add(b.window)
+	var elected, locked []time.Duration
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) { elected, err = electionHandovers(ctx, lanes, until); return err })
+	group.Go(func() (err error) { locked, err = pglockHandovers(ctx, srv.url(name), lanes, until); return err })
+	if err := group.Wait(); err != nil {
+		return section{}, err
+	}
+	t := table{title: "The same of the peers, with their defaults and one waiter", header: spreadHeader}
+	t.add(spread("client-go, ReleaseOnCancel", elected)...)
+	t.add(spread("pglock", locked)...)
+	return section{
+		id:     "b4",
+		rows:   []row{{"b4", "the same of the peers, in this run, p50 / p99", "–", fmt.Sprintf("client-go with ReleaseOnCancel %s; pglock %s", pair(elected), pair(locked)), "–", noQuest}},
+		how:    []string{"The peers poll, so the moment of the release was chosen at random within their beat. client-go runs against an HTTP server in this process that answers as the Kubernetes API does; pglock runs on Postgres."},
+		tables: []table{t},
+	}, nil
+}
+
+// lanesOf runs n lanes side by side and puts what they measured together.
+func lanesOf(ctx context.Context, n int, lane func(context.Context, int) ([]time.Duration, error)) ([]time.Duration, error) {
+	lists := make([][]time.Duration, n)
+	group, ctx := errgroup.WithContext(ctx)
+	for i := range n {
+		group.Go(func() (err error) { lists[i], err = lane(ctx, i); return err })
+	}
+	err := group.Wait()
+	return slices.Concat(lists...), err
 }
 
 // relay has n contestants hand one lease on, and returns how long each hand-over

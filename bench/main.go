@@ -27,6 +27,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -88,6 +89,13 @@ func run(ctx context.Context, args []string) error {
 	if err := b.measure(ctx, r, parts); err != nil {
 		return err
 	}
+	if len(b.servers) > 0 {
+		version, err := b.servers[0].version(ctx)
+		if err != nil {
+			return err
+		}
+		r.facts = append(r.facts, [2]string{"PostgreSQL", version})
+	}
 	if err := os.WriteFile(out, []byte(r.markdown()), 0o644); err != nil { //nolint:gosec // a document that everybody may read
 		return err
 	}
@@ -110,6 +118,10 @@ var allParts = []part{
 	{id: "b4", measure: (*bench).handovers},
 	{id: "b5", measure: (*bench).takeovers},
 	{id: "b6", measure: (*bench).mayAct},
+	{id: "b2", measure: (*bench).holders, together: true},
+	{id: "b3", measure: (*bench).waiters, together: true},
+	{id: "b3", measure: (*bench).silence, together: true},
+	{id: "b4", measure: (*bench).peerHandovers, together: true},
 }
 
 func choose(only string) ([]part, error) {
@@ -203,4 +215,9 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// pauseUpTo waits for a random time, at most d.
+func pauseUpTo(ctx context.Context, d time.Duration) error {
+	return pause(ctx, time.Duration(rand.Int64N(int64(d))))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"time"
 
 	"cirello.io/pglock"
 	"github.com/lib/pq"
@@ -61,4 +62,52 @@ func pglockHeartbeats(ctx context.Context, url string) (cases []*entry, closeAll
 		cases = append(cases, &entry{name: "pglock heartbeat", clients: clients, workers: workers[:clients]})
 	}
 	return cases, closeAll, nil
+}
+
+// pglockHandovers has two clients hand locks to and fro until the time is up,
+// and returns how long each hand-over took from the call of Release.
+func pglockHandovers(ctx context.Context, url string, lanes int, until time.Time) ([]time.Duration, error) {
+	client, closeClient, err := openPglock(url, 2*lanes, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer closeClient()
+	return lanesOf(ctx, lanes, func(ctx context.Context, lane int) (list []time.Duration, err error) {
+		name := fmt.Sprintf("baton-%d", lane)
+		holder, err := client.AcquireContext(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		type win struct {
+			lock *pglock.Lock
+			at   time.Time
+			err  error
+		}
+		for {
+			won := make(chan win, 1)
+			go func() {
+				l, err := client.AcquireContext(ctx, name)
+				won <- win{l, time.Now(), err}
+			}()
+			// Anywhere between two looks of the waiter, after its first.
+			if err := pause(ctx, time.Second); err != nil {
+				return nil, err
+			}
+			if err := pauseUpTo(ctx, pglock.DefaultLeaseDuration-time.Second); err != nil {
+				return nil, err
+			}
+			start := time.Now()
+			if err := client.ReleaseContext(ctx, holder); err != nil {
+				return nil, err
+			}
+			w := <-won
+			if w.err != nil {
+				return nil, w.err
+			}
+			list = append(list, w.at.Sub(start))
+			if holder = w.lock; time.Now().After(until.Add(-pglock.DefaultLeaseDuration)) {
+				return list, client.ReleaseContext(ctx, holder)
+			}
+		}
+	})
 }

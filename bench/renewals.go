@@ -311,7 +311,7 @@ func (b *bench) renewalsSQLite(ctx context.Context) (section, error) {
 		id: "b1",
 		rows: []row{{"b1", "the same on SQLite (WAL, synchronous FULL) ÷ one row a commit", fmt.Sprintf("%s × (%s/s)", count(ratio), count(most.rate())),
 			fmt.Sprintf("1 × (%s/s, %s)", count(one.rate()), one.name), "≥ 65 ×", judge(ratio >= 65)}},
-		how: []string{"On SQLite (modernc.org/sqlite) the same leases are renewed by one writer, as a file has one writer at a time; the peers' form is one prepared upsert a commit."},
+		how:    []string{"On SQLite (modernc.org/sqlite) the same leases are renewed by one writer, as a file has one writer at a time; the peers' form is one prepared upsert a commit."},
 		tables: []table{c.table(fmt.Sprintf("SQLite, %d repetitions of %s in turns", b.reps, b.slice), "rows", one)},
 	}, nil
 }
