@@ -210,7 +210,7 @@ func TestDefaultsDoNotMatter(t *testing.T) {
 			tx := begin(t, admin, pgx.ReadCommitted)
 			exec(t, tx, "UPDATE public.tenure_lease SET why = 'x' WHERE name = 'null'")
 			revoked := make(chan error, 1)
-			why := `it's "odd" \ ` + "\x00\xff\t☃"
+			why := `it's "odd" \ $$ ☃`
 			go func() {
 				revoked <- s.Revoke(context.Background(), "null", g.Token, store.Revocation{Why: why, By: "ann", Now: true})
 			}()
@@ -225,8 +225,8 @@ func TestDefaultsDoNotMatter(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := "it's \"odd\" \\ \uFFFD\uFFFD\t☃"; rec.Why != want || rec.RevokedBy != "ann" || rec.Status != store.Released {
-				t.Errorf("got reason %q by %q, status %s, want %q", rec.Why, rec.RevokedBy, rec.Status, want)
+			if rec.Why != why || rec.RevokedBy != "ann" || rec.Status != store.Released {
+				t.Errorf("got reason %q by %q, status %s, want %q", rec.Why, rec.RevokedBy, rec.Status, why)
 			}
 			for k, v := range req.Meta {
 				if rec.Meta[k] != v {

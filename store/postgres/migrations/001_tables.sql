@@ -35,7 +35,9 @@ CREATE TABLE {{schema}}.tenure_lease (
 	reserved_for      text   NOT NULL DEFAULT '',
 	reserved_until_us bigint NOT NULL DEFAULT 0,
 	meta              text   NOT NULL DEFAULT '', -- JSON object of strings, or ''
-	CONSTRAINT tenure_lease_name_token UNIQUE (name, token)
+	CONSTRAINT tenure_lease_name_token UNIQUE (name, token),
+	-- A term without an attempt would be anybody's: the empty text is in every list.
+	CONSTRAINT tenure_lease_attempt CHECK (token = 0 OR attempt <> '')
 ) WITH (fillfactor = 50);
 
 -- The terms before the current or last one, the newest 99 of each name.

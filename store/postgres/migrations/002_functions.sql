@@ -119,7 +119,7 @@ BEGIN
 		INSERT INTO {{schema}}.tenure_term VALUES (lease.name, lease.token, lease.holder, lease.acquired_us,
 			CASE WHEN lease.ended_us > 0 THEN lease.ended_us ELSE least(lease.expires_us, clock_us) END,
 			CASE WHEN live THEN 'replaced' WHEN lease.revoked THEN 'revoked' WHEN lease.ended_us > 0 THEN 'released' ELSE 'expired' END,
-			lease.why);
+			lease.why) ON CONFLICT DO NOTHING;
 		DELETE FROM {{schema}}.tenure_term t WHERE t.name = p_name AND t.token <= (
 			SELECT o.token FROM {{schema}}.tenure_term o WHERE o.name = p_name ORDER BY o.token DESC OFFSET 99 LIMIT 1);
 	END IF;
@@ -369,7 +369,9 @@ END $$;
 
 -- tenure_guard is the joined fence: see postgres.Guard. It runs with its
 -- owner's rights, so that a role that may write the data needs none on the
--- leases, and with a search path that nobody else can fill.
+-- leases, and with a search path that nobody else can fill. Whoever may call it
+-- can hold takeovers off; by PostgreSQL's default that is whoever may use the
+-- schema.
 CREATE FUNCTION {{schema}}.tenure_guard(p_name text, p_token bigint) RETURNS void LANGUAGE plpgsql VOLATILE
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
