@@ -205,7 +205,7 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 		return false, j.leave(t, outcome.Leftovers)
 	}
 	if isLost {
-		if lost.Reason != tenure.ReasonRestored { // that one waits to be replaced
+		if lost.Reason != tenure.ReasonRestored || j.f.onLoss != onLossAgain { // else it waits to be replaced
 			if err := j.release(t); err != nil && !errors.Is(err, tenure.ErrLost) { // that one is told below
 				j.note.line("%v", err)
 			}
