@@ -186,10 +186,10 @@ func TestStoreClockStep(t *testing.T) {
 	var first, other time.Duration // the last instant of acting of the first term, and the first of the other
 	for _, e := range h.belief {
 		switch {
-		case e.Token == held.Token():
-			first = max(first, e.At)
-		case other == 0 || e.At < other:
-			other = e.At
+		case e.token == held.Token():
+			first = max(first, e.at)
+		case other == 0 || e.at < other:
+			other = e.at
 		}
 	}
 	if first >= other {

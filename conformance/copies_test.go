@@ -197,7 +197,7 @@ type copied struct {
 func startCopy(t *testing.T, cfg copyConfig) *copied {
 	t.Helper()
 	cfg.Journal = filepath.Join(t.TempDir(), "journal.jsonl")
-	p, err := spawn("copy", cfg)
+	p, err := spawn("copy", true, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,11 +243,11 @@ func (c *copied) acts(token fence.Token) (first, last time.Duration) {
 		c.t.Fatal(err)
 	}
 	for _, e := range h.belief {
-		if e.Token == token {
+		if e.token == token {
 			if first == 0 {
-				first = e.At
+				first = e.at
 			}
-			last = e.At
+			last = e.at
 		}
 	}
 	return first, last

@@ -443,7 +443,7 @@ func TestKeeperFrozenWaiter(t *testing.T) {
 func frozenWaiter(ctx context.Context, name string, direct store.Store, faulty *storetest.Faulty, keepers [3]*tenure.Keeper) error {
 	const ttl = time.Second
 	var mu sync.Mutex
-	var belief []entry
+	var belief []sign
 	// act is what each does with its term: for a while, if it may.
 	act := func(held *tenure.Term) error {
 		for until := time.Now().Add(time.Duration(rand.IntN(100)) * time.Millisecond); time.Now().Before(until); {
@@ -453,7 +453,7 @@ func frozenWaiter(ctx context.Context, name string, direct store.Store, faulty *
 				break
 			}
 			mu.Lock()
-			belief = append(belief, entry{Kind: kindAct, At: at, Token: token})
+			belief = append(belief, sign{token: token, at: at})
 			mu.Unlock()
 			rec, err := direct.Get(ctx, name)
 			if _, still := held.MayAct(); still && err == nil && (rec.Token != token || rec.Status != store.Held) {

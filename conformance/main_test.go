@@ -46,17 +46,18 @@ func play(role string, config []byte) error {
 	return fmt.Errorf("no such role")
 }
 
-// process is this test binary in another role. It dies with this one, and is
-// told to end by the end of its input.
+// process is this test binary in another role. Its input tells it what to do,
+// and to end by its own end.
 type process struct {
-	pid   int
+	cmd   *exec.Cmd
 	in    io.WriteCloser
 	out   *bufio.Scanner
 	ended chan struct{} // closed when it has; err is final then
 	err   error
 }
 
-func spawn(role string, config any) (*process, error) {
+// spawn starts one. If bound, it dies with this process.
+func spawn(role string, bound bool, config any) (*process, error) {
 	encoded, err := json.Marshal(config)
 	if err != nil {
 		return nil, err
@@ -64,7 +65,9 @@ func spawn(role string, config any) (*process, error) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), envRole+"="+role, envConfig+"="+string(encoded))
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if bound {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -74,7 +77,7 @@ func spawn(role string, config any) (*process, error) {
 		return nil, err
 	}
 	cmd.Stdout = written
-	p := &process{in: in, out: bufio.NewScanner(out), ended: make(chan struct{})}
+	p := &process{cmd: cmd, in: in, out: bufio.NewScanner(out), ended: make(chan struct{})}
 	p.out.Buffer(nil, 1<<20)
 	started := make(chan error, 1)
 	go func() {
@@ -83,9 +86,6 @@ func spawn(role string, config any) (*process, error) {
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		_ = written.Close()
-		if err == nil {
-			p.pid = cmd.Process.Pid
-		}
 		started <- err
 		if err == nil {
 			p.err = cmd.Wait()
@@ -95,7 +95,9 @@ func spawn(role string, config any) (*process, error) {
 	return p, <-started
 }
 
-func (p *process) signal(s syscall.Signal) { _ = syscall.Kill(p.pid, s) } // one that has ended needs none
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // one that has ended needs none
 
 // stop lets the process end, and ends it if it does not within the bound.
 func (p *process) stop(bound time.Duration) error {
@@ -106,7 +108,7 @@ func (p *process) stop(bound time.Duration) error {
 		return p.err
 	case <-time.After(bound):
 		p.kill()
-		return fmt.Errorf("process %d had to be killed after %s", p.pid, bound)
+		return fmt.Errorf("process %d had to be killed after %s", p.pid(), bound)
 	}
 }
 

@@ -29,9 +29,9 @@ func smallHistory() *history {
 	row := func(token fence.Token, n byte, acquired, changed int) change {
 		return change{token: token, attempt: attempt(n), acquiredUs: us(acquired), at: us(changed), committed: us(changed) + 500}
 	}
-	acts := func(token fence.Token, all ...int) (list []entry) {
+	acts := func(token fence.Token, all ...int) (list []sign) {
 		for _, ms := range all {
-			list = append(list, entry{Kind: kindAct, At: at(ms), Token: token})
+			list = append(list, sign{token: token, at: at(ms)})
 		}
 		return list
 	}
@@ -78,9 +78,9 @@ func TestTortureChecks(t *testing.T) {
 		name, says string
 		corrupt    func(*history)
 	}{
-		{"two act at once", "overlap", func(h *history) { h.belief[3].At = 2100 * time.Millisecond }},
-		{"acts after the next grant", "after the next term was granted", func(h *history) { h.belief[3].At = 1560 * time.Millisecond }},
-		{"acts before the grant", "before it was granted", func(h *history) { h.belief[2].At = 100 * time.Millisecond }},
+		{"two act at once", "overlap", func(h *history) { h.belief[3].at = 2100 * time.Millisecond }},
+		{"acts after the next grant", "after the next term was granted", func(h *history) { h.belief[3].at = 1560 * time.Millisecond }},
+		{"acts before the grant", "before it was granted", func(h *history) { h.belief[2].at = 100 * time.Millisecond }},
 		{"a token twice", "granted twice", func(h *history) { h.grants[2].token = 2 }},
 		{"a token to two", "granted to processes", func(h *history) { op(h, "3-1").seen = 2 }},
 		{"tokens out of order", "before the smaller", func(h *history) { h.grants[1].acquiredUs = 0 }},

@@ -331,16 +331,16 @@ func (c *contender) joined(ctx context.Context, token fence.Token) {
 }
 
 // workerConfig is what a worker is told. Its input is the instants until which
-// it may work, one a line; its end tells it to end.
+// it may work, one a line, and an empty line to end.
 type workerConfig struct {
 	Journal string
 	Token   fence.Token
 }
 
-// work starts a worker, another process, that works until the trust that it was
+// work starts a worker: another process, that works until the trust that it was
 // told last ends, whatever becomes of this one. ended returns once it is gone.
 func (c *contender) work(ctx context.Context, t *tenure.Term) (ended func(), err error) {
-	w, err := spawn("worker", workerConfig{Journal: c.cfg.Journal, Token: t.Token()})
+	w, err := spawn("worker", false, workerConfig{Journal: c.cfg.Journal, Token: t.Token()})
 	if err != nil {
 		return nil, err
 	}
@@ -348,13 +348,18 @@ func (c *contender) work(ctx context.Context, t *tenure.Term) (ended func(), err
 	c.worker = w.in
 	c.mu.Unlock()
 	c.confirmed(t)
-	stop := context.AfterFunc(ctx, func() { _ = w.in.Close() })
+	end := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.worker != nil {
+			fmt.Fprintln(c.worker) // one that has ended does not mind
+			c.worker = nil
+		}
+	}
+	stop := context.AfterFunc(ctx, end)
 	return func() {
 		stop()
-		c.mu.Lock()
-		c.worker = nil
-		c.mu.Unlock()
-		_ = w.in.Close()
+		end()
 		<-w.ended
 	}, nil
 }
@@ -363,7 +368,7 @@ func (c *contender) confirmed(t *tenure.Term) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.worker != nil {
-		fmt.Fprintln(c.worker, int64(t.TrustedUntil())) // one that has ended does not mind
+		fmt.Fprintln(c.worker, int64(t.TrustedUntil())) // as above
 	}
 }
 
@@ -379,12 +384,16 @@ func playWorker(config []byte) error {
 	var until atomic.Int64
 	ended := make(chan struct{})
 	go func() {
-		defer close(ended)
 		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-			if d, err := strconv.ParseInt(in.Text(), 10, 64); err == nil {
-				until.Store(d)
+			d, err := strconv.ParseInt(in.Text(), 10, 64)
+			if err != nil {
+				close(ended)
+				return
 			}
+			until.Store(d)
 		}
+		// Its holder was killed, and it has what it was told, or nothing.
+		until.CompareAndSwap(0, 1)
 	}()
 	for {
 		// Until the first word from its holder it does nothing.

@@ -23,7 +23,7 @@ import (
 
 // history is all that is known of a run afterwards.
 type history struct {
-	belief []entry     // acts and signs of life, by kind
+	belief []sign
 	ops    []operation // in no order
 	lost   map[string]int
 	offset time.Duration // of the wall clock from the boot clock
@@ -34,6 +34,13 @@ type history struct {
 	writes map[store.Attempt]change // every change of the lease
 	marked []landed                 // accepted ones, in the order of the row's versions
 	joined []landed                 // committed ones
+}
+
+// sign is an instant at which somebody acted under a term.
+type sign struct {
+	token  fence.Token
+	at     time.Duration
+	worker bool
 }
 
 // operation is what a process asked for and what came of it.
@@ -86,7 +93,7 @@ func (h *history) readJournals(paths []string) error {
 			}
 			switch e.Kind {
 			case kindAct, kindAlive:
-				h.belief = append(h.belief, e)
+				h.belief = append(h.belief, sign{e.Token, e.At, e.Kind == kindAlive})
 			case kindLost:
 				h.lost[e.Code]++
 			case kindCall:
@@ -154,10 +161,10 @@ func (h *history) check() (problems []string, figures string) {
 	problems = append(problems, linear...)
 	acts, alive := 0, 0
 	for _, e := range h.belief {
-		if e.Kind == kindAct {
-			acts++
-		} else {
+		if e.worker {
 			alive++
+		} else {
+			acts++
 		}
 	}
 	codes := map[string]int{}
@@ -240,14 +247,14 @@ func (h *history) checkBelief() (problems []string, slack time.Duration) {
 // span is from the first to the last instant at which anybody acted under a token.
 type span struct{ first, last time.Duration }
 
-func spansOf(belief []entry) map[fence.Token]span {
+func spansOf(belief []sign) map[fence.Token]span {
 	spans := map[fence.Token]span{}
 	for _, e := range belief {
-		s, ok := spans[e.Token]
+		s, ok := spans[e.token]
 		if !ok {
-			s = span{e.At, e.At}
+			s = span{e.at, e.at}
 		}
-		spans[e.Token] = span{min(s.first, e.At), max(s.last, e.At)}
+		spans[e.token] = span{min(s.first, e.at), max(s.last, e.at)}
 	}
 	return spans
 }

@@ -110,8 +110,10 @@ type torture struct {
 type slot struct {
 	number, lives int
 	proxy         *storetest.Proxy
+	url           string // through it
 	process       *process
-	troubled      atomic.Bool // by a fault that goes on
+	// troubled: a fault goes on, to which the rest then belongs. Only fault sets it.
+	troubled atomic.Bool
 }
 
 func newTorture(t *testing.T, seed uint64) *torture {
@@ -146,7 +148,7 @@ func newTorture(t *testing.T, seed uint64) *torture {
 	}
 	for i := range tt.slots {
 		proxy := newProxy(t, tt.server)
-		tt.slots[i] = &slot{number: i, proxy: proxy}
+		tt.slots[i] = &slot{number: i, proxy: proxy, url: through(t, tt.url, proxy)}
 		tt.begin(tt.slots[i])
 	}
 	return tt
@@ -155,8 +157,8 @@ func newTorture(t *testing.T, seed uint64) *torture {
 // begin starts the next contender of a slot.
 func (tt *torture) begin(s *slot) {
 	s.lives++
-	p, err := spawn("contender", contenderConfig{
-		URL:     through(tt.t, tt.url, s.proxy),
+	p, err := spawn("contender", true, contenderConfig{
+		URL:     s.url,
 		Lease:   tortureLease,
 		Journal: filepath.Join(tt.dir, fmt.Sprintf("%d-%d.jsonl", s.number, s.lives)),
 		TTL:     tortureTTL,
@@ -243,22 +245,20 @@ func (tt *torture) current() (terms uint64, pid int) {
 func (tt *torture) victim() *slot {
 	_, holder := tt.current()
 	preferHolder := tt.random.IntN(10) < 6
-	free := tt.random.Perm(len(tt.slots))
-	slices.SortStableFunc(free, func(a, b int) int {
-		rank := func(i int) int {
-			if preferHolder && tt.slots[i].process.pid == holder {
-				return 0
-			}
-			return 1
+	var found *slot
+	for _, i := range tt.random.Perm(len(tt.slots)) {
+		s := tt.slots[i]
+		if s.troubled.Load() {
+			continue
 		}
-		return rank(a) - rank(b)
-	})
-	for _, i := range free {
-		if tt.slots[i].troubled.CompareAndSwap(false, true) {
-			return tt.slots[i]
+		if found = s; !preferHolder || s.process.pid() == holder {
+			break
 		}
 	}
-	return nil
+	if found != nil {
+		found.troubled.Store(true)
+	}
+	return found
 }
 
 // fault makes one.
