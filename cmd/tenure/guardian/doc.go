@@ -76,8 +76,9 @@
 //     the parent-death signal, by the kernel's rule.
 //   - A process that CMD asked somebody else to start (systemd-run, docker, at)
 //     is not a descendant.
-//   - A descendant that starts a new session for each fork, and forks without
-//     pause, is killed for certain only by the cgroup; by the sweep with luck.
+//   - A descendant that forks without pause and starts a new session for each
+//     fork is killed for certain only by the cgroup. Without one, each sweep may
+//     miss it; there are some 40 sweeps before it is named as a leftover.
 //
 // # Terminal
 //

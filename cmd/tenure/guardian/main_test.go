@@ -345,6 +345,19 @@ func (r *runner) fall(from time.Time) time.Duration {
 	return time.Since(from)
 }
 
+// end kills what is left of the command, for a while.
+func (r *runner) end() {
+	for limit := time.Now().Add(patience); time.Now().Before(limit); {
+		left := r.tree()
+		if len(left) == 0 {
+			return
+		}
+		for _, pid := range left {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
 // cleanup ends what a failed test left and makes sure that a passed one left
 // nothing, zombies included.
 func (r *runner) cleanup() {
@@ -356,9 +369,10 @@ func (r *runner) cleanup() {
 	if r.t.Failed() {
 		r.t.Logf("the runner said %+v", r.seen)
 		_ = r.cmd.Process.Kill()
-		for _, pid := range append(r.tree(), r.strange...) {
+		for _, pid := range r.strange {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
+		r.end()
 		_ = r.cmd.Wait()
 		return
 	}

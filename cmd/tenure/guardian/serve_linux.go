@@ -264,7 +264,8 @@ func (s *server) handle(r request, now time.Duration) {
 	case r.Ping:
 		s.pong(r)
 	case r.Deadline != nil:
-		if s.end == nil {
+		// One that is read after the old one passed comes too late, whatever it says.
+		if s.end == nil && now < s.deadline.TermAt {
 			s.deadline = *r.Deadline
 		}
 	case r.Stop:

@@ -128,8 +128,8 @@ func TestFirstProcessOfContainer(t *testing.T) {
 	}
 }
 
-// TestForkChain has a process that forks, ends, and leaves its session each time,
-// as fast as it can: no process group holds it, and each pid lives for a moment.
+// TestForkChain has a process that forks and ends, or also leaves its session, as
+// fast as it can: each pid lives for a moment.
 func TestForkChain(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("perl"); err != nil {
@@ -137,43 +137,33 @@ func TestForkChain(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, program string
-		sure          bool // without a cgroup, too
 	}{
-		{"group", `$SIG{TERM}="IGNORE"; while(1) { exit if fork }`, true},
-		{"session", `use POSIX; $SIG{TERM}="IGNORE"; while(1) { exit if fork; POSIX::setsid() }`, false},
+		{"group", `$SIG{TERM}="IGNORE"; while(1) { exit if fork }`},
+		{"session", `use POSIX; $SIG{TERM}="IGNORE"; while(1) { exit if fork; POSIX::setsid() }`},
 	} {
 		for way, noCgroup := range map[string]bool{"cgroup": false, "scan": true} {
-			t.Run(c.name+"/"+way, func(t *testing.T) {
-				t.Parallel()
-				r := run(t, plan{NoCgroup: noCgroup, Argv: append(shell("perl -e \"$0\" & sleep 60"), c.program), Grace: 50 * time.Millisecond})
+			t.Run(c.name+"/"+way, func(t *testing.T) { // one after the other: they take all of a processor
+				r := run(t, plan{NoCgroup: noCgroup, Argv: append(shell(`perl -e "$0" & sleep 60`), c.program), Grace: 50 * time.Millisecond})
 				links := make(map[int]bool)
-				until(t, "five links of the chain", func() bool {
+				until(t, "links of the chain", func() bool {
 					for _, pid := range r.tree() {
 						if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "perl\n" {
 							links[pid] = true
 						}
 					}
-					return len(links) >= 5
+					return len(links) >= 3
 				})
 				from := time.Now()
 				r.signal(r.pid, syscall.SIGUSR2)
 				got := r.outcome()
 				t.Logf("MEASURE fork chain: outcome after %v, leftovers %v", time.Since(from), got.Leftovers)
-				if len(got.Leftovers) == 0 {
-					if left := r.tree(); len(left) > 0 {
-						t.Errorf("the outcome names none, but %v live", left)
-					}
+				if len(got.Leftovers) > 0 && c.name == "session" && noCgroup {
+					r.end() // the one case that is not promised; it was named
 					return
 				}
-				if c.sure || !noCgroup {
-					t.Errorf("got %+v, want none left", got)
+				if left := r.tree(); len(left) > 0 || len(got.Leftovers) > 0 {
+					t.Errorf("got %+v with %v alive, want none left", got, left)
 				}
-				until(t, "the chain to be caught", func() bool {
-					for _, pid := range r.tree() {
-						_ = syscall.Kill(pid, syscall.SIGKILL)
-					}
-					return len(r.tree()) == 0
-				})
 			})
 		}
 	}
