@@ -121,7 +121,7 @@ func playCopy(config []byte) error {
 	if err != nil {
 		return err
 	}
-	go k.Run(ctx) //nolint:errcheck // ends with the process
+	go k.Run(ctx) // ends with the process
 	in := bufio.NewScanner(os.Stdin)
 	in.Buffer(nil, 1<<20)
 	fmt.Println("ready")
@@ -173,7 +173,7 @@ func follow(j *journal, k *tenure.Keeper, t *tenure.Term, image term.Image) {
 			confirmed = true
 			fmt.Println("confirmed")
 		}
-		time.Sleep(time.Millisecond) //nolint:forbidigo // the rate of the sampling
+		time.Sleep(time.Millisecond) // the rate of the sampling
 	}
 	var lost *tenure.LostError
 	if errors.As(t.Err(), &lost) {
@@ -181,7 +181,7 @@ func follow(j *journal, k *tenure.Keeper, t *tenure.Term, image term.Image) {
 			if lost.Reason != tenure.ReasonSuperseded || k.Holder() != image.Holder {
 				break
 			}
-			time.Sleep(time.Millisecond) //nolint:forbidigo // as above
+			time.Sleep(time.Millisecond) // as above
 		}
 		fmt.Println("lost", lost.Reason, k.Holder())
 	}

@@ -212,7 +212,7 @@ func TestKeeperDeadConnection(t *testing.T) {
 						t.Errorf("lane %d, run %d: %v", lane, run, held.Err())
 						return
 					}
-					time.Sleep(5 * time.Millisecond) //nolint:forbidigo // a poll, which the loss of the term bounds
+					time.Sleep(5 * time.Millisecond) // a poll, which the loss of the term bounds
 				}
 				if failed := faulty.Calls(storetest.OpRenew) - calls - 1; failed > 2 {
 					t.Errorf("lane %d, run %d: %d tries failed, want at most 2", lane, run, failed)
@@ -406,16 +406,23 @@ func TestKeeperRefused(t *testing.T) {
 	}
 }
 
+// lanes is how many leases a case runs on at once.
+const lanes = 10
+
+// caseRounds returns how many rounds each lane makes. TENURE_CASE_ROUNDS says
+// how many all of them make together; default 40.
+func caseRounds(t *testing.T) int {
+	t.Helper()
+	return int(environmentNumber(t, "TENURE_CASE_ROUNDS", 40)+lanes-1) / lanes
+}
+
 // TestKeeperFrozenWaiter: a waiter is cut off for longer than its TTL while the
 // holder releases and a third contends (C11). It never gets a term that is not
 // live in the store at that moment, and no two act at once.
 func TestKeeperFrozenWaiter(t *testing.T) {
 	t.Parallel()
-	const (
-		ttl    = time.Second
-		lanes  = 10
-		rounds = 4
-	)
+	const ttl = time.Second
+	rounds := caseRounds(t)
 	eachStore(t, func(t *testing.T, client func() store.Store) {
 		var all sync.WaitGroup
 		direct, clients := client(), [3]store.Store{client(), client(), client()}
@@ -505,11 +512,8 @@ func frozenWaiter(ctx context.Context, name string, direct store.Store, faulty *
 // renewals (C24). Its release is not lost, and the waiter holds soon after.
 func TestKeeperHandover(t *testing.T) {
 	t.Parallel()
-	const (
-		ttl    = 6 * time.Second
-		lanes  = 10
-		rounds = 4
-	)
+	const ttl = 6 * time.Second
+	rounds := caseRounds(t)
 	eachStore(t, func(t *testing.T, client func() store.Store) {
 		var all sync.WaitGroup
 		var late atomic.Int32

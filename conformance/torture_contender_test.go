@@ -190,8 +190,16 @@ func playContender(config []byte) error {
 	ended := make(chan error, 1)
 	go func() { ended <- k.Run(ctx) }()
 	for ctx.Err() == nil {
+		var token fence.Token
 		// A failure of one term is a fact of the journal, and no reason to end.
-		_ = tenure.Do(ctx, k, c.cfg.Lease, c.term, tenure.WithConfirm(c.confirmed))
+		_ = tenure.Do(ctx, k, c.cfg.Lease, func(ctx context.Context, t *tenure.Term) error {
+			token = t.Token()
+			return c.term(ctx, t)
+		}, tenure.WithConfirm(c.confirmed))
+		if token > 0 && c.random.IntN(10) == 0 { // a part of the program that never asks: the fence is for it
+			c.pause(ctx, c.cfg.TTL/10)
+			c.write(token)
+		}
 	}
 	if err := <-ended; err != nil && !errors.Is(err, tenure.ErrNotReleased) {
 		return err
@@ -234,7 +242,7 @@ func (c *contender) term(ctx context.Context, t *tenure.Term) error {
 		c.write(t.Token())
 		c.pause(ctx, 5*time.Millisecond)
 	}
-	if t.Err() != nil { // what a program does that does not ask: the fence is for it
+	if t.Err() != nil { // again the part that does not ask
 		c.pause(context.Background(), c.cfg.TTL/4)
 		c.write(t.Token())
 	}
@@ -301,7 +309,7 @@ func (c *contender) joined(ctx context.Context, token fence.Token) {
 		answer(codeAborted, 0, time.Time{})
 		return
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // committed, or the connection is gone
+	defer tx.Rollback(context.WithoutCancel(ctx)) // committed, or the connection is gone
 	if c.random.IntN(2) == 0 {                    // takes the snapshot before the guard
 		if _, err := tx.Exec(ctx, "SELECT count(*) FROM marked"); err == nil {
 			c.pause(ctx, 20*time.Millisecond)
