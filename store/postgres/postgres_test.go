@@ -328,7 +328,7 @@ func TestC04DeadConnection(t *testing.T) {
 	// The pool's connections are dead too; each is used once more at most.
 	failures := 0
 	eventually(t, "the pool has live connections only", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := s.Get(ctx, "job")
 		if err != nil {
