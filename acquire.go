@@ -81,7 +81,7 @@ func (k *Keeper) TryAcquire(ctx context.Context, name string, opts ...AcquireOpt
 // nothing until the holder's expiry, if the store tells of ends and starts of
 // terms; otherwise it asks once an interval. It gives up on answers that
 // waiting will not change: store.ErrInvalid, ErrPermission, ErrSchema,
-// ErrCopied and ErrUnsupported. When ctx ends, the error matches its cause and
+// ErrCopied, ErrUnsupported, and ErrReadOnly if the store never decided. When ctx ends, the error matches its cause and
 // the last answer.
 func (k *Keeper) Acquire(ctx context.Context, name string, opts ...AcquireOption) (*Term, error) {
 	w, err := k.contend(ctx, name, opts)
@@ -106,6 +106,8 @@ type contender struct {
 	clock term.Progress // of the store's clock, as this contender saw it
 	watch *observation  // after a step of the store's clock
 	last  error         // the last answer
+	heard bool          // the store has decided once
+	told  clock.Reading // when a refusal was last told
 }
 
 type sentAttempt struct {
@@ -194,6 +196,7 @@ func (w *contender) try(ctx context.Context) (*Term, error) {
 		w.clock.Step(sent, got, rec.Now)
 	case errors.As(err, &held):
 		w.clock.Step(sent, got, held.Record.Now)
+		w.heard = true
 	}
 	if store.Classify(err) != store.CodeNoContact { // decided: nothing is open any more
 		w.sent = nil
@@ -296,7 +299,9 @@ func (w *contender) wait(ctx context.Context) (*Term, error) {
 			return nil, errors.Join(cause, err)
 		}
 		var held *store.HeldError
-		if errors.As(err, &held) {
+		if !errors.As(err, &held) {
+			w.refused(err)
+		} else {
 			if !told || held.Reason != store.HeldByTerm {
 				told = true
 				w.k.emit(Event{Kind: EventWaiting, Lease: w.name, Holder: held.Record.Holder, Token: held.Record.Token, Reason: Reason(held.Reason), Left: held.Remaining})
@@ -324,7 +329,16 @@ func (w *contender) final(err error) bool {
 	case store.CodeInvalid, store.CodePermission, store.CodeSchema, store.CodeCopied, store.CodeUnsupported:
 		return true
 	}
-	return errors.Is(err, ErrClosed)
+	return errors.Is(err, ErrClosed) || errors.Is(err, store.ErrReadOnly) && !w.heard
+}
+
+// refused tells, at most once an interval, that the store does not decide.
+func (w *contender) refused(err error) {
+	now := w.k.now()
+	if w.told == (clock.Reading{}) || now.Elapsed(w.told) >= w.times.interval {
+		w.told = now
+		w.k.emit(Event{Kind: EventRefused, Lease: w.name, Reason: Reason(store.Classify(err)), Err: err})
+	}
 }
 
 // pause returns how long to wait after an answer.

@@ -24,7 +24,7 @@ func Do(ctx context.Context, k *Keeper, name string, f func(ctx context.Context,
 		case ctx.Err() != nil, errors.Is(err, ErrClosed), errors.Is(err, ErrNotRunning), errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnsupported):
 			return err
 		default:
-			k.emit(Event{Kind: EventFailing, Lease: name, Reason: Reason(store.Classify(err)), Err: err})
+			k.emit(Event{Kind: EventRefused, Lease: name, Reason: Reason(store.Classify(err)), Err: err})
 			select {
 			case <-time.After(shorten(k.cfg.Interval, 0.2)):
 			case <-ctx.Done():

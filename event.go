@@ -24,8 +24,10 @@ const (
 	// EventClockStep says that the store's clock went further, or less far, by
 	// Step than ours between two replies.
 	EventClockStep EventKind = "store_clock_step"
-	// EventFailing says that a renewal brought no decision. At most one an interval.
+	// EventFailing says that a renewal brought no decision, EventRefused the same
+	// of an acquire that goes on waiting. At most one an interval each.
 	EventFailing EventKind = "renewal_failed"
+	EventRefused EventKind = "acquire_failed"
 )
 
 // Event is one change of state. Renewals that are confirmed make none.
@@ -46,7 +48,7 @@ type Event struct {
 func (k *Keeper) emit(e Event) {
 	level := slog.LevelInfo
 	switch e.Kind {
-	case EventDoubt, EventWarning, EventLost, EventExpiring, EventClockStep, EventFailing:
+	case EventDoubt, EventWarning, EventLost, EventExpiring, EventClockStep, EventFailing, EventRefused:
 		level = slog.LevelWarn
 	}
 	attrs := make([]any, 0, 16)

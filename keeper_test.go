@@ -1215,6 +1215,35 @@ func TestAcquireGivesBack(t *testing.T) {
 	})
 }
 
+// A waiter that gets no decision says so, and gives up on a store that was
+// read-only from the first; one that had an answer before waits for it to come back.
+func TestWaiterTellsOfRefusals(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{})
+		refuse := func(context.Context, store.Request) (store.Record, error) { return store.Record{}, store.ErrReadOnly }
+		st.acquire.Store(&refuse)
+		if _, err := r.k.Acquire(t.Context(), "a"); !errors.Is(err, store.ErrReadOnly) {
+			t.Fatalf("acquire from a read-only store: %v", err)
+		}
+		st.acquire.Store(nil)
+		first := r.acquire("a")
+		got := make(chan *tenure.Term)
+		go func() { w, _ := r.k.Acquire(context.Background(), "a"); got <- w }()
+		synctest.Wait()
+		st.acquire.Store(&refuse)
+		_ = first.Release(t.Context())
+		time.Sleep(2 * ttl)
+		st.acquire.Store(nil)
+		w := <-got
+		_ = w.Release(t.Context())
+		_ = r.close()
+		if n := strings.Count(r.events.kinds(), "acquire_failed:read_only"); n < 3 || n > 8 {
+			t.Errorf("events %q: %d tell of refusals in %s of waiting, want about one an interval", r.events.kinds(), n, 2*ttl)
+		}
+	})
+}
+
 func TestWarningComesEarly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		st := newStore()

@@ -57,6 +57,7 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) err
 		return failf(exitConfig, "this store cannot remember which slots are done: use SQLite or Postgres for --slot and --once-per")
 	}
 	cfg.Logger = f.logger(con)
+	cfg.OnEvent = j.note.event
 	cfg.DrainTimeout = time.Millisecond // what is not released when the job ends is meant to expire
 	if j.k, err = tenure.NewKeeper(st, cfg); err != nil {
 		return failf(exitUsage, "%w", err)

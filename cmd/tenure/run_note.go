@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tenurehq/tenure"
 	"github.com/tenurehq/tenure/cmd/tenure/guardian"
 	"github.com/tenurehq/tenure/store"
 )
@@ -129,6 +130,22 @@ func (n *notebook) stop() {
 	n.mu.Lock()
 	n.held = nil
 	n.mu.Unlock()
+}
+
+// event says what is wrong with the store while it is. Everything else is in
+// the log of --verbose.
+func (n *notebook) event(e tenure.Event) {
+	if n.verbose {
+		return
+	}
+	switch e.Kind {
+	case tenure.EventFailing:
+		n.line("%q could not be renewed: %v", n.lease, e.Err)
+	case tenure.EventRefused:
+		n.line("waiting for %q: %v", n.lease, e.Err)
+	case tenure.EventClockStep:
+		n.line("the store's clock went %s further than this host's", e.Step.Round(time.Millisecond))
+	}
 }
 
 // notice tells of what the guardian does, with --verbose.
