@@ -1119,6 +1119,34 @@ func TestC24ReleaseIsBounded(t *testing.T) {
 	})
 }
 
+// A record that is busy for long is released once it is free: what decided
+// nothing does not push the confirmed attempt off the list.
+func TestReleaseOutlastsABusyRecord(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{ReleaseTimeout: time.Minute})
+		term := r.acquire("a")
+		tries := 0
+		busy := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
+			if tries++; tries <= 2*store.MaxKnown {
+				return []store.Result{{Err: store.ErrBusy}}, nil
+			}
+			if tries <= 4*store.MaxKnown {
+				return nil, errors.New("reset")
+			}
+			return st.Store.Release(ctx, g)
+		}
+		st.release.Store(&busy)
+		if err := term.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if rec, _ := st.Get(t.Context(), "a"); rec.Status != store.Released {
+			t.Errorf("the record is %s", rec.Status)
+		}
+		_ = r.close()
+	})
+}
+
 // C28: one refused release does not keep the others.
 func TestC28OneBadRelease(t *testing.T) {
 	bubble(t, func(t *testing.T) {

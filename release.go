@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tenurehq/tenure/internal/clock"
@@ -134,10 +135,6 @@ func (k *Keeper) sendRelease(batch []*release) {
 		grants := make([]store.Grant, len(batch))
 		for i, r := range batch {
 			if try > 0 {
-				r.grant.Known = append(r.grant.Known, r.grant.Attempt)
-				if n := len(r.grant.Known); n > store.MaxKnown {
-					r.grant.Known = r.grant.Known[n-store.MaxKnown:]
-				}
 				r.grant.Attempt = store.NewAttempt()
 			}
 			grants[i] = r.grant
@@ -189,7 +186,13 @@ func (r *release) decide(res store.Result, last bool) bool {
 		}
 		e.Kind, e.Reason, e.Err = EventLost, lost.Reason, lost
 	case !last:
-		r.sent = r.sent || store.Classify(res.Err) == store.CodeNoContact
+		if store.Classify(res.Err) == store.CodeNoContact {
+			r.sent = true
+			r.grant.Known = append(r.grant.Known, r.grant.Attempt)
+			if n := len(r.grant.Known); n > store.MaxKnown { // the oldest is the confirmed one
+				r.grant.Known = slices.Delete(r.grant.Known, 1, 1+n-store.MaxKnown)
+			}
+		}
 		return false
 	default:
 		r.err = fmt.Errorf("%w: %q (token %s), within %s: %w", ErrNotReleased, t.name, t.token, t.times.ttl, res.Err)
