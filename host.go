@@ -115,7 +115,7 @@ func (k *Keeper) ListenDoubt(ctx context.Context, dir string, listening func()) 
 
 // takeDoubt serves one hook. It is quick and bounded, so hooks queue up.
 func (k *Keeper) takeDoubt(conn net.Conn) {
-	defer conn.Close() //nolint:errcheck // the peer has its answer or is gone
+	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
 	var msg doubtMessage
 	answer := doubtAnswer{Holder: k.Holder(), Terms: len(k.list())}
@@ -197,7 +197,7 @@ func tellOne(ctx context.Context, path string, msg doubtMessage) *DoubtReply {
 	if err != nil {
 		return reply
 	}
-	defer conn.Close() //nolint:errcheck // read to the end
+	defer conn.Close()
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetDeadline(deadline)
 	var answer doubtAnswer

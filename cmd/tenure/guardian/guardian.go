@@ -94,6 +94,7 @@ type Spec struct {
 // Why is the reason for which a tree was killed: a stable code for logs.
 type Why string
 
+// The reasons.
 const (
 	WhyDeadline        Why = "deadline"         // TermAt passed without a later deadline
 	WhyStop            Why = "stop"             // Process.Stop, or the context of Start ended
@@ -106,6 +107,7 @@ const (
 // Event is what a [Notice] tells: a stable code for logs.
 type Event string
 
+// The events.
 const (
 	EventStarted   Event = "started"   // the command runs as PID
 	EventTerm      Event = "term_sent" // SIGTERM went to the tree, for Why

@@ -48,7 +48,7 @@ func (t *terminal) give(pgid int) error {
 	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &block, &old); err != nil {
 		return err
 	}
-	defer unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
+	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil) }() // the mask it had
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, pgid)
 }
 

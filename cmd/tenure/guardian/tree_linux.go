@@ -118,7 +118,7 @@ func (p process) send(sig syscall.Signal) error {
 	}
 	err = ignoreGone(unix.PidfdSendSignal(fd, sig, nil, 0))
 	if sig == syscall.SIGKILL && p.pid == now.pgid {
-		signalGroup(fd, sig)
+		_ = signalGroup(fd, sig) // refused before Linux 6.9: then one by one
 	}
 	return err
 }
