@@ -52,7 +52,7 @@ type Process struct {
 
 	mu       sync.Mutex
 	conn     *os.File
-	enc      *gob.Encoder
+	out      *outbox
 	deadline Deadline
 	cmd      int // pid, 0 until it runs
 	finished bool
@@ -173,7 +173,7 @@ func (p *Process) launch(ctx context.Context, path string) (err error) {
 		return fmt.Errorf("guardian: socket pair: %w", err)
 	}
 	p.conn = os.NewFile(uintptr(pair[0]), "guardian")
-	p.enc = gob.NewEncoder(p.conn)
+	p.out = newOutbox(p.conn)
 
 	stdin, stdout, stderr := or(p.spec.Stdin, os.Stdin), or(p.spec.Stdout, os.Stdout), or(p.spec.Stderr, os.Stderr)
 	files := []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd(), uintptr(pair[1])}
@@ -232,12 +232,8 @@ func (p *Process) send(timeout time.Duration, r request) {
 }
 
 func (p *Process) sendLocked(timeout time.Duration, r request) {
-	if p.enc == nil || p.finished {
-		return
-	}
-	_ = p.conn.SetWriteDeadline(time.Now().Add(timeout))
-	if p.enc.Encode(r) != nil {
-		p.enc = nil // half a request may be in the stream
+	if p.out != nil && !p.finished {
+		p.out.send(r, timeout)
 	}
 }
 

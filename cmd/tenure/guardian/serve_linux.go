@@ -31,6 +31,8 @@ const (
 	sweepMax   = 50 * time.Millisecond
 	// writeTimeout bounds what the guardian waits for a runner that does not read.
 	writeTimeout = 100 * time.Millisecond
+	// lastWords is the same for the last report: nothing is guarded any more.
+	lastWords = 2 * time.Second
 )
 
 // Main turns this process into a guardian if it was started as one, and then
@@ -52,7 +54,7 @@ func Main() {
 // parent-death signal is tied to the thread that forked.
 type server struct {
 	conn  *os.File
-	enc   *gob.Encoder
+	out   *outbox
 	timer *bootTimer
 	spec  startRequest
 	grace time.Duration
@@ -93,7 +95,7 @@ func serve() error {
 		return err
 	}
 	s := &server{conn: os.NewFile(controlFD, "runner"), timer: timer}
-	s.enc = gob.NewEncoder(s.conn)
+	s.out = newOutbox(s.conn)
 	requests := make(chan request)
 	go func() {
 		defer close(requests)
@@ -113,6 +115,7 @@ func serve() error {
 		if s.start(*first.Start) {
 			s.loop(requests, children)
 		}
+		s.out.flush(lastWords)
 		return nil
 	}
 	return nil // the runner was gone before there was anything to guard
@@ -145,12 +148,8 @@ func catchSignals() {
 	}
 }
 
-func (s *server) send(r report) {
-	// A failure means that the runner is gone or stopped for good. The end of its
-	// stream says so too, and the deadline holds in any case.
-	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
-	_ = s.enc.Encode(r)
-}
+// send tells the runner, without waiting for one that does not read.
+func (s *server) send(r report) { s.out.send(r, writeTimeout) }
 
 func (s *server) notice(n Notice) { s.send(report{Notice: &n}) }
 
