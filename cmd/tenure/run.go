@@ -208,6 +208,8 @@ func (f *runFlags) slotKey(ctx context.Context, st store.Store) (string, error) 
 	if f.oncePer == 0 {
 		return f.slot, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
 	rec, err := st.Get(ctx, f.name)
 	if err != nil {
 		return "", err

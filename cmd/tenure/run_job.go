@@ -342,6 +342,7 @@ func end(p *guardian.Process, t *tenure.Term) {
 
 // cannotStart gives the guardian's refusals their codes. The command did not run.
 func cannotStart(err error) error {
+	var refused *guardian.StartError
 	switch {
 	case errors.Is(err, guardian.ErrNotFound):
 		return failf(exitNoCommand, "%w", err)
@@ -349,10 +350,10 @@ func cannotStart(err error) error {
 		return failf(exitLost, "%w", err)
 	case errors.Is(err, guardian.ErrUnsupported):
 		return failf(exitConfig, "%w", err)
-	case errors.Is(err, guardian.ErrMayHaveRun):
-		return failf(exitInternal, "%w", err)
+	case errors.As(err, &refused):
+		return failf(exitNotExec, "%w", err)
 	}
-	return failf(exitNotExec, "%w", err)
+	return failf(exitInternal, "%w", err) // the guardian's own trouble
 }
 
 // release gives the term back; the work under it has ended.
