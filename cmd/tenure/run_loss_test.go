@@ -337,6 +337,71 @@ func TestRunGuardianWokeLate(t *testing.T) {
 	released(t, path, "a")
 }
 
+// What cannot be killed is named, and then the lease is left to expire: it must
+// not be given back while something of the command lives.
+func TestRunLeftover(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make a program that the runner may not signal")
+	}
+	dir, err := os.MkdirTemp("", "tenure") // others may enter it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []struct {
+		name string
+		mode os.FileMode
+	}{{"tenure", 0o755}, {"rootly", 0o755 | os.ModeSetuid}} {
+		path := filepath.Join(dir, f.name)
+		if err := os.WriteFile(path, text, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, f.mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	target, mark := filepath.Join(dir, "leases.db"), filepath.Join(dir, "mark")
+	a := startWith(t, func(cmd *exec.Cmd) {
+		cmd.Path = filepath.Join(dir, "tenure")
+		cmd.Dir = dir
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}, "run", "a", "--ttl", "6s", "--store", target, "--", filepath.Join(dir, "rootly"), mark)
+	until(t, "the command, or the end", func() bool {
+		_, err := os.Stat(mark)
+		select {
+		case <-a.done:
+			return true
+		default:
+			return err == nil
+		}
+	})
+	if _, err := os.Stat(mark); err != nil {
+		t.Skipf("setuid has no effect here: %s", a.wait().err)
+	}
+	t.Cleanup(func() { os.Remove(mark) })
+	st := open(t, target)
+	cli(t, "lease", "revoke", "a", "--token", "1", "--reason", "x", "--store", target).want(t, exitOK)
+	r := a.wait()
+	if r.code != exitLost || !strings.Contains(r.err, "(rootly) could not be ended") || !strings.Contains(r.err, "left to expire") {
+		t.Errorf("got %d, %q", r.code, r.err)
+	}
+	if rec := get(t, st, "a"); rec.Status == store.Released {
+		t.Errorf("got %s, want the lease left to expire", rec.Status)
+	}
+}
+
 // As PID 1 of a container the program passes codes on and reaps whoever ends.
 func TestRunAsFirstProcess(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,7 @@ var faults = []struct {
 }{
 	{name: "cut off", code: exitLost, says: "no_contact", strike: func(_ *program, _ int, n *storetest.Proxy) { hole(n) }},
 	{name: "cut off with a family", family: true, code: exitLost, says: "no_contact", strike: func(_ *program, _ int, n *storetest.Proxy) { hole(n) }},
+	{name: "replies lost", code: exitLost, says: "no_contact", strike: func(_ *program, _ int, n *storetest.Proxy) { n.HoldReplies() }},
 	{name: "runner stopped", code: exitLost, says: "lost", strike: func(r *program, _ int, _ *storetest.Proxy) { r.signal(syscall.SIGSTOP) },
 		heal: func(r *program, _ int) { r.signal(syscall.SIGCONT) }},
 	{name: "runner killed", code: -9, strike: func(r *program, _ int, _ *storetest.Proxy) { r.signal(syscall.SIGKILL) }},

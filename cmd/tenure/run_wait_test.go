@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tenurehq/tenure/internal/clock"
 	"github.com/tenurehq/tenure/store"
 )
 
@@ -222,6 +223,60 @@ func TestRunStoreDownAtStart(t *testing.T) {
 	}
 	network.Close()
 	run(t, "run", "a", "--store", address, "--", "true").want(t, exitUnavailable, "store postgres://", network.Addr())
+}
+
+// A request to end is heard also while the store is silent.
+func TestRunEndedWhileTheStoreIsSilent(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"opening", "waiting"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			direct, lease := serverStore(t), "silent/"+when
+			address, network := proxied(t, direct)
+			a, finish := held(t, direct, lease)
+			if when == "opening" {
+				hole(network)
+			}
+			b := start(t, "run", lease, "--ttl", "3s", "--store", address, "--", "true")
+			if when == "opening" {
+				until(t, "a connection", func() bool { return network.Accepted() > 0 })
+			} else {
+				b.waiting()
+				hole(network)
+			}
+			begin := clock.Boot()
+			b.signal(syscall.SIGTERM)
+			if r := b.wait(); r.code != 143 || strings.Contains(r.err, "store") {
+				t.Errorf("got %d, %q; want 143 and no word of the store", r.code, r.err)
+			}
+			if took := b.ended - begin; took > 8*time.Second {
+				t.Errorf("ended %s after it was asked to", took)
+			}
+			finish()
+			a.wait().clean(t, exitOK)
+			if r := get(t, open(t, direct), lease); r.Token != 1 || r.Status != store.Released {
+				t.Errorf("got %s, token %s", r.Status, r.Token)
+			}
+		})
+	}
+}
+
+// With --verbose it tells of each change of state, and names no secret.
+func TestRunVerbose(t *testing.T) {
+	t.Parallel()
+	address := with(t, serverStore(t), func(u *url.URL) { u.User = url.UserPassword("postgres", "geheim") })
+	r := run(t, "run", "verbose", "-v", "--store", address, "--", "echo", "mine")
+	if r.code != exitOK || r.out != "mine\n" {
+		t.Errorf("got %d, %q", r.code, r.out)
+	}
+	for _, part := range []string{"acquired", "started", "released", "lease=verbose", "token=1"} {
+		if !strings.Contains(r.err, part) {
+			t.Errorf("stderr: got %q, want %q in it", r.err, part)
+		}
+	}
+	if strings.Contains(r.err, "geheim") {
+		t.Errorf("stderr shows a password: %q", r.err)
+	}
 }
 
 // A store that is down at the end costs a bounded time and no code: the work was done.
