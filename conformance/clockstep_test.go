@@ -100,7 +100,7 @@ func TestStoreClockStep(t *testing.T) {
 		}
 		t.Cleanup(own.Close)
 		told[i] = &events{}
-		keepers[i], err = tenure.NewKeeper(&recorded{own, j}, tenure.Config{TTL: ttl, OnEvent: told[i].add})
+		keepers[i], err = tenure.NewKeeper(&recorded{own, j}, tenure.Config{TTL: ttl, ReleaseTimeout: 10 * ttl, OnEvent: told[i].add})
 		if err != nil {
 			t.Fatal(err)
 		}

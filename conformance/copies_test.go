@@ -117,7 +117,7 @@ func playCopy(config []byte) error {
 	if _, err := st.Get(ctx, "nothing"); !errors.Is(err, store.ErrNotFound) { // so that it need not connect later
 		return fmt.Errorf("get of no lease: %w", err)
 	}
-	k, err := tenure.NewKeeper(faulty, tenure.Config{TTL: copyTTL})
+	k, err := tenure.NewKeeper(faulty, tenure.Config{TTL: copyTTL, ReleaseTimeout: 10 * copyTTL})
 	if err != nil {
 		return err
 	}

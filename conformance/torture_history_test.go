@@ -217,7 +217,7 @@ func (h *history) checkBelief() (problems []string, slack time.Duration) {
 	problems = overlaps(spans)
 	released := map[fence.Token]bool{}
 	for _, o := range h.ops {
-		if o.Op == opRelease {
+		if o.Op == opRelease && (o.code == "" || o.code == codeUnknown) {
 			released[o.Token] = true
 		}
 	}
