@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/tenurehq/tenure/store"
 )
@@ -115,7 +116,16 @@ func TestHostileText(t *testing.T) {
 	t.Parallel()
 	path := fileStore(t)
 	acquire(t, path, "a", "host-1/1/a/b")
-	reason := strings.NewReplacer("\x00", "", "\xff", "").Replace(hostile) // not in an argument; not UTF-8
+	argument := strings.NewReplacer("\x00", "", "\xff", "").Replace(hostile) // cannot be in one; not UTF-8
+	r := cli(t, "lease", "revoke", "a", "--token", "1", "--reason", argument, "--store", path)
+	r.want(t, exitUsage, "reason", "control characters")
+	rawFree(t, "a refused reason", r.err)
+	reason := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, argument)
 	cli(t, "lease", "revoke", "a", "--token", "1", "--reason", reason, "--by", reason, "--store", path).want(t, exitOK)
 	for _, args := range []string{"lease get a", "lease get a -o json", "lease ls", "lease history a", "lease history a -o json"} {
 		r := cli(t, append(strings.Fields(args), "--store", path)...)
