@@ -78,7 +78,11 @@ func opened(t *testing.T, g target) store.Store {
 	return st
 }
 
-const copyTTL = 3 * time.Second
+// The interval leaves room for several tries after the image was taken.
+const (
+	copyTTL      = 6 * time.Second
+	copyInterval = time.Second
+)
 
 // copyConfig is what a process is told that goes on from the image of another.
 type copyConfig struct {
@@ -112,12 +116,14 @@ func playCopy(config []byte) error {
 	defer closed()
 	faulty := storetest.NewFaulty(st)
 	if cfg.Cut {
-		faulty.Rule(func(storetest.Op) storetest.Fault { return storetest.Fault{DropRequest: true} })
+		faulty.Rule(func(storetest.Op) storetest.Fault {
+			return storetest.Fault{DropRequest: true, Err: store.ErrUnavailable}
+		})
 	}
 	if _, err := st.Get(ctx, "nothing"); !errors.Is(err, store.ErrNotFound) { // so that it need not connect later
 		return fmt.Errorf("get of no lease: %w", err)
 	}
-	k, err := tenure.NewKeeper(faulty, tenure.Config{TTL: copyTTL, ReleaseTimeout: 10 * copyTTL})
+	k, err := tenure.NewKeeper(faulty, tenure.Config{TTL: copyTTL, Interval: copyInterval, ReleaseTimeout: 10 * copyTTL})
 	if err != nil {
 		return err
 	}
@@ -260,7 +266,7 @@ func imageOf(t *testing.T, g target, outstanding bool) (image term.Image, truste
 	t.Helper()
 	st := opened(t, g)
 	faulty := storetest.NewFaulty(st)
-	k, err := tenure.NewKeeper(faulty, tenure.Config{TTL: copyTTL, DrainTimeout: time.Nanosecond})
+	k, err := tenure.NewKeeper(faulty, tenure.Config{TTL: copyTTL, Interval: copyInterval, DrainTimeout: time.Nanosecond})
 	if err != nil {
 		t.Fatal(err)
 	}
