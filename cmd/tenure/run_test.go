@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -98,9 +97,7 @@ func startWith(t *testing.T, change func(*exec.Cmd), args ...string) *program {
 
 // cleanup ends what a test left: a command, by the death of its runner.
 func (p *program) cleanup() {
-	select {
-	case <-p.done:
-	default:
+	if !p.over() {
 		guard := p.guardian()
 		p.signal(syscall.SIGKILL)
 		if guard != 0 {
@@ -144,6 +141,16 @@ func (p *program) guardian() int {
 		}
 	}
 	return 0
+}
+
+// over says whether it has ended.
+func (p *program) over() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // wait returns how it ended.
@@ -288,22 +295,12 @@ func get(t *testing.T, st store.Store, lease string) store.Record {
 	return r
 }
 
-var server struct {
-	sync.Mutex
-	url string
-}
-
-// serverStore returns the URL of a Postgres store that these tests share.
+// serverStore returns the URL of a Postgres store of the test's own.
 func serverStore(t *testing.T) string {
 	t.Helper()
-	server.Lock()
-	defer server.Unlock()
-	if server.url == "" {
-		address := pgtest.Database(t)
-		cli(t, "migrate", "--store", address).want(t, exitOK)
-		server.url = address
-	}
-	return server.url
+	address := pgtest.Database(t)
+	cli(t, "migrate", "--store", address).want(t, exitOK)
+	return address
 }
 
 // proxied returns address behind a proxy, and the proxy.
