@@ -24,11 +24,11 @@ func lines(path string) []string {
 	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")[:strings.Count(string(text), "\n")]
 }
 
-// attentive is a script that logs its token, and how it is asked to end; it
-// ends by itself as soon as the file finish exists.
+// attentive is a script that logs its token, and that it was asked to end, with
+// which it takes 0.3 s; it ends by itself as soon as the file finish exists.
 func attentive(log string) []string {
 	return []string{"--", "sh", "-c", fmt.Sprintf(
-		`exec 2>/dev/null; trap 'echo term $TENURE_TOKEN >> %[1]s; exit 0' TERM; echo run $TENURE_TOKEN >> %[1]s; while [ ! -e %[1]s.finish ]; do sleep 0.02; done`, log)}
+		`exec 2>/dev/null; trap 'sleep 0.3; echo term $TENURE_TOKEN >> %[1]s; exit 0' TERM; echo run $TENURE_TOKEN >> %[1]s; while [ ! -e %[1]s.finish ]; do sleep 0.02; done`, log)}
 }
 
 func expectLines(t *testing.T, log string, want ...string) {
@@ -45,9 +45,9 @@ func TestRunRevoked(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, target string) {
 		log := filepath.Join(t.TempDir(), "log")
-		a := start(t, append([]string{"run", "revoked", "--ttl", "3s", "--store", target}, attentive(log)...)...)
+		a := start(t, append([]string{"run", "revoked", "--ttl", "6s", "--store", target}, attentive(log)...)...)
 		expectLines(t, log, "run 1")
-		b := start(t, append([]string{"run", "revoked", "--ttl", "3s", "--store", target}, attentive(log)...)...)
+		b := start(t, append([]string{"run", "revoked", "--ttl", "6s", "--store", target}, attentive(log)...)...)
 		b.waiting()
 		cli(t, "lease", "revoke", "revoked", "--token", "1", "--reason", "wrong version", "--store", target).want(t, exitOK)
 		a.wait().want(t, exitLost, `lost "revoked"`, "token 1", "revoked", "wrong version")
@@ -81,7 +81,7 @@ func TestRunOnLossAgain(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, target string) {
 		log := filepath.Join(t.TempDir(), "log")
-		a := start(t, append([]string{"run", "again", "--on-loss", "again", "--ttl", "3s", "--store", target}, attentive(log)...)...)
+		a := start(t, append([]string{"run", "again", "--on-loss", "again", "--ttl", "6s", "--store", target}, attentive(log)...)...)
 		expectLines(t, log, "run 1")
 		cli(t, "lease", "revoke", "again", "--token", "1", "--reason", "x", "--store", target).want(t, exitOK)
 		expectLines(t, log, "run 1", "term 1", "run 2")
@@ -104,7 +104,7 @@ func TestRunHandoff(t *testing.T) {
 	}
 	path := fileStore(t)
 	log := filepath.Join(t.TempDir(), "log")
-	a := start(t, append([]string{"run", "a", "--ttl", "3s", "--store", path}, attentive(log)...)...)
+	a := start(t, append([]string{"run", "a", "--ttl", "6s", "--store", path}, attentive(log)...)...)
 	expectLines(t, log, "run 1")
 	here := start(t, append([]string{"run", "a", "--store", path}, attentive(log)...)...)
 	here.waiting()
@@ -112,7 +112,7 @@ func TestRunHandoff(t *testing.T) {
 		cmd.Args = append([]string{"sh", "-c", `echo elsewhere > /proc/sys/kernel/hostname && exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
 		cmd.Path = "/bin/sh"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUTS}
-	}, append([]string{"run", "a", "--ttl", "3s", "--store", path}, attentive(log)...)...)
+	}, append([]string{"run", "a", "--ttl", "6s", "--store", path}, attentive(log)...)...)
 	there.waiting()
 	cli(t, "lease", "handoff", "a", "--to", "elsewhere", "--token", "1", "--reason", "update", "--store", path).want(t, exitOK, "elsewhere")
 	a.wait().want(t, exitLost, "revoked", "update")
