@@ -28,14 +28,15 @@ type leaseAPI struct {
 	mu       sync.Mutex
 	leases   map[string]*coordination.Lease
 	version  int
-	requests map[string]int // by method
+	requests map[string]int       // by method
+	renewed  map[string]time.Time // when a lease was last written
 	web      *httptest.Server
 }
 
 var quiet sync.Once
 
 func newLeaseAPI() *leaseAPI {
-	a := &leaseAPI{leases: map[string]*coordination.Lease{}, requests: map[string]int{}}
+	a := &leaseAPI{leases: map[string]*coordination.Lease{}, requests: map[string]int{}, renewed: map[string]time.Time{}}
 	const path = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 	quiet.Do(func() { // each try would be a line
 		flags := flag.NewFlagSet("klog", flag.PanicOnError)
@@ -84,7 +85,7 @@ func (a *leaseAPI) serve(w http.ResponseWriter, r *http.Request) {
 		a.version++
 		lease.ResourceVersion = strconv.Itoa(a.version)
 		lease.TypeMeta = meta.TypeMeta{Kind: "Lease", APIVersion: "coordination.k8s.io/v1"}
-		a.leases[name] = &lease
+		a.leases[name], a.renewed[name] = &lease, time.Now()
 		have = &lease
 	}
 	reply(w, http.StatusOK, have)
@@ -103,9 +104,16 @@ func (a *leaseAPI) counts() (reads, updates int) {
 	return a.requests[http.MethodGet], a.requests[http.MethodPut]
 }
 
+func (a *leaseAPI) lastRenewal(lease string) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.renewed[lease]
+}
+
 // elector runs one candidate of client-go with its defaults and calls leads
-// once it leads. stop cancels it and returns when it has ended.
-func (a *leaseAPI) elector(ctx context.Context, lease, identity string, leads func()) (stop func(), err error) {
+// once it leads. stop cancels it and returns when it has ended; it releases the
+// lease if release is set, and otherwise only renews it no more.
+func (a *leaseAPI) elector(ctx context.Context, lease, identity string, release bool, leads func()) (stop func(), err error) {
 	client, err := coordinationclient.NewForConfig(&rest.Config{Host: a.web.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 	if err != nil {
 		return nil, err
@@ -116,10 +124,10 @@ func (a *leaseAPI) elector(ctx context.Context, lease, identity string, leads fu
 			Client:     client,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 		},
-		LeaseDuration:   15 * time.Second,
+		LeaseDuration:   electionLease,
 		RenewDeadline:   10 * time.Second,
 		RetryPeriod:     2 * time.Second,
-		ReleaseOnCancel: true,
+		ReleaseOnCancel: release,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { leads() },
 			OnStoppedLeading: func() {},
@@ -137,7 +145,10 @@ func (a *leaseAPI) elector(ctx context.Context, lease, identity string, leads fu
 	return func() { cancel(); <-ended }, nil
 }
 
-const standbys = 4
+const (
+	standbys      = 4
+	electionLease = 15 * time.Second // client-go's default
+)
 
 // elections counts for the window what one leader and its standbys ask, in
 // requests a minute of each of them.
@@ -146,7 +157,7 @@ func elections(ctx context.Context, window time.Duration) (leader, standby float
 	defer a.web.Close()
 	led := make(chan struct{}, 1)
 	for i := range 1 + standbys {
-		stop, err := a.elector(ctx, "bench", fmt.Sprintf("candidate-%d", i), func() { led <- struct{}{} })
+		stop, err := a.elector(ctx, "bench", fmt.Sprintf("candidate-%d", i), true, func() { led <- struct{}{} })
 		if err != nil {
 			return 0, 0, err
 		}
@@ -170,7 +181,8 @@ func elections(ctx context.Context, window time.Duration) (leader, standby float
 
 // electionHandovers has two candidates hand a lease to and fro until the time is
 // up, and returns how long each hand-over took from the holder's cancellation.
-func electionHandovers(ctx context.Context, lanes int, until time.Time) ([]time.Duration, error) {
+// If holders crash instead, it returns how long after the expiry it was.
+func electionHandovers(ctx context.Context, lanes int, until time.Time, crash bool) ([]time.Duration, error) {
 	a := newLeaseAPI()
 	defer a.web.Close()
 	return lanesOf(ctx, lanes, func(ctx context.Context, lane int) (list []time.Duration, err error) {
@@ -178,7 +190,7 @@ func electionHandovers(ctx context.Context, lanes int, until time.Time) ([]time.
 		var holder func()
 		for round := 0; ; round++ {
 			led := make(chan time.Time, 1)
-			next, err := a.elector(ctx, lease, fmt.Sprintf("candidate-%d-%d", lane, round), func() { led <- time.Now() })
+			next, err := a.elector(ctx, lease, fmt.Sprintf("candidate-%d-%d", lane, round), !crash, func() { led <- time.Now() })
 			if err != nil {
 				return nil, err
 			}
@@ -192,6 +204,9 @@ func electionHandovers(ctx context.Context, lanes int, until time.Time) ([]time.
 			}
 			start := time.Now()
 			holder()
+			if crash {
+				start = a.lastRenewal(lease).Add(electionLease)
+			}
 			select {
 			case at := <-led:
 				list = append(list, at.Sub(start))

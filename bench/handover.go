@@ -62,7 +62,7 @@ func (b *bench) handovers(ctx context.Context) (section, error) {
 		}
 		label := fmt.Sprintf("%s, %s", c.name, plural(c.waiters, "waiter"))
 		t.add(append(spread(label, list), count(tries))...)
-		s.rows = append(s.rows, row{"b4", fmt.Sprintf("hand-over after a clean release, %s, p50 / p99", label), pair(list), "7 / 119 ms (etcd, cited from an earlier run)", "≤ 3 / 20 ms",
+		s.rows = append(s.rows, row{"b4", fmt.Sprintf("hand-over after a clean release, %s, p50 / p99", label), pair(list), "below", "≤ 3 / 20 ms",
 			judge(median(list) <= 3*time.Millisecond && quantile(list, 0.99) <= 20*time.Millisecond)})
 	}
 	s.how = []string{
@@ -88,8 +88,8 @@ func (b *bench) peerHandovers(ctx context.Context) (section, error) {
 	until := time.Now().Add(b.window)
 	var elected, locked []time.Duration
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() (err error) { elected, err = electionHandovers(ctx, lanes, until); return err })
-	group.Go(func() (err error) { locked, err = pglockHandovers(ctx, srv.url(name), lanes, until); return err })
+	group.Go(func() (err error) { elected, err = electionHandovers(ctx, lanes, until, false); return err })
+	group.Go(func() (err error) { locked, err = pglockHandovers(ctx, srv.url(name), lanes, until, false); return err })
 	if err := group.Wait(); err != nil {
 		return section{}, err
 	}

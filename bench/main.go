@@ -1,7 +1,7 @@
 // Command bench measures tenure beside its peers on this machine, all in one
 // run, and writes what it saw to docs/BENCHMARKS.md.
 //
-//	cd bench && go run .                      all of it, about ten minutes
+//	cd bench && go run .                      all of it, about twelve minutes
 //	cd bench && go run . -short -only b1,b6   a first look
 //
 // # Promised
@@ -85,7 +85,13 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	r := &report{facts: facts, command: strings.Join(append([]string{"go run ."}, args...), " "), began: time.Now(), rough: *short}
+	r := &report{facts: facts, command: "go run .", began: time.Now(), rough: *short}
+	if *short {
+		r.command += " -short"
+	}
+	if *only != "" {
+		r.command += " -only " + *only
+	}
 	if err := b.measure(ctx, r, parts); err != nil {
 		return err
 	}
@@ -122,6 +128,7 @@ var allParts = []part{
 	{id: "b3", measure: (*bench).waiters, together: true},
 	{id: "b3", measure: (*bench).silence, together: true},
 	{id: "b4", measure: (*bench).peerHandovers, together: true},
+	{id: "b5", measure: (*bench).peerTakeovers, together: true},
 }
 
 func choose(only string) ([]part, error) {
@@ -153,7 +160,7 @@ type effort struct {
 }
 
 var (
-	full  = effort{reps: 5, slice: 1500 * time.Millisecond, window: 200 * time.Second, rounds: 300, crashes: 8, lanes: 8}
+	full  = effort{reps: 5, slice: 1500 * time.Millisecond, window: 190 * time.Second, rounds: 300, crashes: 8, lanes: 8}
 	rough = effort{reps: 3, slice: 500 * time.Millisecond, window: 45 * time.Second, rounds: 40, crashes: 2, lanes: 8}
 )
 

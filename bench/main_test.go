@@ -81,8 +81,8 @@ func TestFigures(t *testing.T) {
 	for i := range list {
 		list[i] = time.Duration(100-i) * time.Millisecond
 	}
-	for q, want := range map[float64]time.Duration{0: 1, 0.5: 50, 0.99: 99, 1: 100} {
-		if got := quantile(list, q); got != want*time.Millisecond {
+	for q, want := range map[float64]int64{0: 1, 0.5: 50, 0.99: 99, 1: 100} {
+		if got := quantile(list, q); got.Milliseconds() != want {
 			t.Errorf("quantile %g: got %s, want %d ms", q, got, want)
 		}
 	}

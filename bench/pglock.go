@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"cirello.io/pglock"
@@ -65,9 +66,11 @@ func pglockHeartbeats(ctx context.Context, url string) (cases []*entry, closeAll
 }
 
 // pglockHandovers has two clients hand locks to and fro until the time is up,
-// and returns how long each hand-over took from the call of Release.
-func pglockHandovers(ctx context.Context, url string, lanes int, until time.Time) ([]time.Duration, error) {
-	client, closeClient, err := openPglock(url, 2*lanes, nil)
+// and returns how long each hand-over took from the call of Release. If holders
+// crash instead, it returns how long after the expiry it was.
+func pglockHandovers(ctx context.Context, url string, lanes int, until time.Time, crash bool) ([]time.Duration, error) {
+	// The heartbeats are ours, so that they can end and their time is known.
+	client, closeClient, err := openPglock(url, 2*lanes, nil, pglock.WithHeartbeatFrequency(0))
 	if err != nil {
 		return nil, err
 	}
@@ -90,15 +93,16 @@ func pglockHandovers(ctx context.Context, url string, lanes int, until time.Time
 				won <- win{l, time.Now(), err}
 			}()
 			// Anywhere between two looks of the waiter, after its first.
-			if err := pause(ctx, time.Second); err != nil {
+			last, err := beatUpTo(ctx, client, holder, time.Second, pglock.DefaultLeaseDuration)
+			if err != nil {
 				return nil, err
 			}
-			if err := pauseUpTo(ctx, pglock.DefaultLeaseDuration-time.Second); err != nil {
-				return nil, err
-			}
-			start := time.Now()
-			if err := client.ReleaseContext(ctx, holder); err != nil {
-				return nil, err
+			start := last.Add(pglock.DefaultLeaseDuration)
+			if !crash {
+				start = time.Now()
+				if err := client.ReleaseContext(ctx, holder); err != nil {
+					return nil, err
+				}
 			}
 			w := <-won
 			if w.err != nil {
@@ -110,4 +114,20 @@ func pglockHandovers(ctx context.Context, url string, lanes int, until time.Time
 			}
 		}
 	})
+}
+
+// beatUpTo sends pglock's heartbeats at its default frequency for a random time
+// between the two, and returns when the last one left.
+func beatUpTo(ctx context.Context, client *pglock.Client, l *pglock.Lock, least, most time.Duration) (last time.Time, err error) {
+	end := time.Now().Add(least + time.Duration(rand.Int64N(int64(most-least))))
+	for {
+		last = time.Now()
+		if err := client.SendHeartbeat(ctx, l); err != nil {
+			return last, err
+		}
+		left := time.Until(end)
+		if err := pause(ctx, min(left, pglock.DefaultHeartbeatFrequency)); err != nil || left <= pglock.DefaultHeartbeatFrequency {
+			return last, err
+		}
+	}
 }

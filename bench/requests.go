@@ -103,10 +103,11 @@ func (b *bench) holders(ctx context.Context) (section, error) {
 		}
 		asked, wrote := float64(h.wire.asked()), float64(after.updated-h.before.updated)
 		rates[i] = h.wire.perMinute()
-		if h == peer { // many beats, of a few requests each
-			rates[i] = asked / minutes
+		// By the server's own counts, which end a beat earlier or later than ours.
+		written[i] = wrote / float64(max(after.commits-h.before.commits, 1)) * rates[i] / float64(h.terms)
+		if h == peer { // many beats, of a few requests and transactions each
+			rates[i], written[i] = asked/minutes, wrote/minutes/float64(h.terms)
 		}
-		written[i] = wrote / asked * rates[i] / float64(h.terms)
 		t.add(h.name, thousands(h.terms), count(asked/minutes), count(rates[i]), count(float64(after.commits-h.before.commits)/minutes), count(wrote/minutes), count(written[i]))
 	}
 	t.add("client-go, defaults", "1", count(leader), "–", "–", count(leader), count(leader))
@@ -307,7 +308,7 @@ func (b *bench) silence(ctx context.Context) (section, error) {
 			}
 		}
 		w.reset()
-		before, asked := sum(all[i]), int64(0)
+		before := sum(all[i])
 		wal, err := srv.wal(ctx)
 		if err != nil {
 			return section{}, err
@@ -319,7 +320,7 @@ func (b *bench) silence(ctx context.Context) (section, error) {
 		if err != nil {
 			return section{}, err
 		}
-		asked = sum(all[i]) - before
+		asked := sum(all[i]) - before
 		lost[i], written[i] = asked, walAfter-wal
 		t.add(label, thousands(int(asked)), thousands(w.asked()), thousands(int(written[i])))
 		if i == 1 {

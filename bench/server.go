@@ -89,7 +89,7 @@ func (s *server) leases(ctx context.Context) (string, error) {
 // settings describes the server for the document.
 func (s *server) settings(ctx context.Context) (string, error) {
 	var b strings.Builder
-	for _, name := range []string{ "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers", "max_wal_size", "autovacuum", "max_connections"} {
+	for _, name := range []string{"fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers", "max_wal_size", "autovacuum", "max_connections"} {
 		var value string
 		if err := s.admin.QueryRow(ctx, "SELECT current_setting($1)", name).Scan(&value); err != nil {
 			return "", err

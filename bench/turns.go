@@ -110,6 +110,31 @@ func best(cases []*entry) *entry {
 	return b
 }
 
+// advantage is the median, over the repetitions, of the best rate in it among
+// these cases divided by the best among those.
+func advantage(these, those []*entry) float64 {
+	highest := func(cases []*entry, rep int) (rate float64) {
+		for _, e := range cases {
+			rate = max(rate, e.rates[rep])
+		}
+		return rate
+	}
+	var ratios []float64
+	for rep := range these[0].rates {
+		ratios = append(ratios, highest(these, rep)/highest(those, rep))
+	}
+	return median(ratios)
+}
+
+// alternate puts the cases of two lists in turns.
+func alternate(a, b []*entry) (list []*entry) {
+	for i := range max(len(a), len(b)) {
+		list = append(list, a[min(i, len(a)):min(i+1, len(a))]...)
+		list = append(list, b[min(i, len(b)):min(i+1, len(b))]...)
+	}
+	return list
+}
+
 // table lists the cases, each beside base.
 func (c *contest) table(title, unit string, base *entry) table {
 	t := table{title: title, header: []string{"case", "clients", unit + "/s, median", "of the repetitions", "server CPU each", "ratio to the best single"}}
