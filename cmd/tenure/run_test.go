@@ -188,12 +188,6 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// contains says whether the file at path holds part.
-func contains(path, part string) bool {
-	text, _ := os.ReadFile(path)
-	return strings.Contains(string(text), part)
-}
-
 // waiting waits until p says that it waits.
 func (p *program) waiting() {
 	p.t.Helper()
