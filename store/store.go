@@ -156,7 +156,11 @@ type Grant struct {
 
 // Result is the outcome of one grant.
 type Result struct {
-	Record Record // after the write if Err is nil, else as found, if it was found
+	// Record is the record as found, if it was found, where Err is not nil. After
+	// a Release it is the record as written. After a Renew it says at least Name,
+	// Status, Token, Attempt, TTL, Remaining, RenewedAt, ExpiresAt and Now; a store
+	// may leave the rest out, so that extending a thousand terms is not reading them.
+	Record Record
 	Err    error
 }
 

@@ -280,7 +280,7 @@ func (s *Store) Renew(ctx context.Context, grants []store.Grant) ([]store.Result
 		return nil, err
 	}
 	var c call
-	c.WriteString("SELECT i,verdict,clock_us,floor,revision,holder,acquired_us,hold_until_us,meta," + leaseColumns + " FROM " + s.prefix + "tenure_renew(")
+	c.WriteString("SELECT i,verdict,clock_us," + leaseColumns + " FROM " + s.prefix + "tenure_renew(")
 	c.grants(order)
 	c.numbers(len(order), func(i int) int64 { return microseconds(order[i].TTL) })
 	c.sent(order)
@@ -289,8 +289,58 @@ func (s *Store) Renew(ctx context.Context, grants []store.Grant) ([]store.Result
 	if err != nil {
 		return nil, s.explain(ctx, "", err)
 	}
-	results := make([]store.Result, len(grants))
-	return results, collect(results, order, rows, (*row).renewed)
+	return renewals(order, rows)
+}
+
+// renewals reads the answer of tenure_renew.
+func renewals(order []indexed, rows []*row) ([]store.Result, error) {
+	results := make([]store.Result, len(order))
+	for k, r := range rows {
+		i, verdict, clock := r.number(), r.text(), r.number()
+		if r.err != nil {
+			return nil, r.err
+		}
+		if (k == 0) != (i == 0) || i > int64(len(order)) {
+			return nil, fmt.Errorf("postgres: an answer to no grant: %w", store.ErrSchema)
+		}
+		if k == 0 {
+			for _, o := range order {
+				results[o.at].Record = extended(clock, o.Grant)
+			}
+			continue
+		}
+		o := order[i-1]
+		if verdict == "" {
+			results[o.at].Record = extended(clock, o.Grant)
+			continue
+		}
+		result := &results[o.at]
+		*result = store.Result{Err: decision(verdict)}
+		if verdict == string(store.CodeBusy) {
+			result.Err = &store.BusyError{Name: o.Name}
+		}
+		if rec := r.record(clock); rec != nil {
+			result.Record = *rec
+		}
+		if r.err != nil {
+			return nil, r.err
+		}
+	}
+	if len(rows) == 0 {
+		return nil, fmt.Errorf("postgres: no answer to %d grants: %w", len(order), store.ErrSchema)
+	}
+	return results, nil
+}
+
+// extended is the record of a term that was extended by the instant clock, as
+// far as its holder does not know it already.
+func extended(clock int64, g *store.Grant) store.Record {
+	// The database counts in microseconds, so a TTL may have been rounded up.
+	ttl := time.Duration(microseconds(g.TTL)) * time.Microsecond
+	return store.Record{
+		Name: g.Name, Status: store.Held, Token: g.Token, Attempt: g.Attempt, TTL: ttl, Remaining: ttl,
+		RenewedAt: instant(clock), ExpiresAt: instant(clock).Add(ttl), Now: instant(clock),
+	}
 }
 
 // Release implements store.Store. A name may occur once in the grants.
@@ -312,7 +362,7 @@ func (s *Store) Release(ctx context.Context, grants []store.Grant) ([]store.Resu
 		if err != nil {
 			return nil, s.explain(ctx, "", err)
 		}
-		if err := collect(results, part, rows, (*row).found); err != nil {
+		if err := collect(results, part, rows); err != nil {
 			return nil, err
 		}
 	}
@@ -354,12 +404,8 @@ func (c *call) sent(order []indexed) {
 	c.texts(len(order), func(b *strings.Builder, i int) { attempts(b, order[i].Known) })
 }
 
-// found reads a row of tenure_release.
-func (r *row) found(clock int64, _ *store.Grant) *store.Record { return r.record(clock) }
-
-// collect puts the answers to order into results. read takes the record of an
-// answer to a grant.
-func collect(results []store.Result, order []indexed, rows []*row, read func(*row, int64, *store.Grant) *store.Record) error {
+// collect puts the answers to order into results.
+func collect(results []store.Result, order []indexed, rows []*row) error {
 	if len(rows) != len(order) {
 		return fmt.Errorf("postgres: got %d answers to %d grants: %w", len(rows), len(order), store.ErrSchema)
 	}
@@ -369,7 +415,7 @@ func collect(results []store.Result, order []indexed, rows []*row, read func(*ro
 			return fmt.Errorf("postgres: an answer to no grant: %w", store.ErrSchema)
 		}
 		verdict := r.text()
-		rec := read(r, r.number(), order[i].Grant)
+		rec := r.record(r.number())
 		if r.err != nil {
 			return r.err
 		}

@@ -255,33 +255,3 @@ func (r *row) meta() map[string]string {
 	}
 	return meta
 }
-
-// renewed reads a row of tenure_renew: what g's holder did not know of a lease
-// that was just extended, or else the lease as it was found.
-func (r *row) renewed(clock int64, g *store.Grant) *store.Record {
-	if r.null() {
-		const skipped = 6
-		r.columns = r.columns[min(skipped, len(r.columns)):]
-		return r.record(clock)
-	}
-	// The database counts in microseconds, so a TTL may have been rounded up.
-	ttl := time.Duration(microseconds(g.TTL)) * time.Microsecond
-	rec := &store.Record{
-		Name:      g.Name,
-		Status:    store.Held,
-		Token:     g.Token,
-		Attempt:   g.Attempt,
-		TTL:       ttl,
-		Remaining: ttl,
-		RenewedAt: instant(clock),
-		ExpiresAt: instant(clock).Add(ttl),
-		Now:       instant(clock),
-	}
-	rec.Floor = fence.Token(r.number())
-	rec.Revision = store.Revision(rec.Token.String() + "." + r.text())
-	rec.Holder = r.text()
-	rec.AcquiredAt = instant(r.number())
-	rec.Wait = time.Duration(max(r.number()-clock, 0)) * time.Microsecond
-	rec.Meta = r.meta()
-	return rec
-}

@@ -127,9 +127,21 @@ func (e *env) renew(t *term) error {
 	g := t.next()
 	res := e.one(t.st.Renew(e.ctx, []store.Grant{g}))
 	if res.Err == nil {
-		t.confirmed(g, res.Record)
+		t.confirmed(g, e.extended(t.st, g, res.Record))
 	}
 	return res.Err
+}
+
+// extended checks what a store must say of a term that g extended, and returns
+// the whole record.
+func (e *env) extended(st store.Store, g store.Grant, said store.Record) store.Record {
+	e.Helper()
+	rec := e.get(st, g.Name)
+	if said.Name != g.Name || said.Status != store.Held || said.Token != g.Token || said.Attempt != g.Attempt || said.TTL < g.TTL || said.TTL != rec.TTL ||
+		said.Remaining <= 0 || said.Remaining > said.TTL || said.Now.IsZero() || !said.RenewedAt.Equal(rec.RenewedAt) || !said.ExpiresAt.Equal(rec.ExpiresAt) {
+		e.Errorf("answer to a renewal of %q with attempt %s: got %+v, and the record is %+v", g.Name, g.Attempt, said, rec)
+	}
+	return rec
 }
 
 // release releases as a keeper does, for a handoff if that is not "".

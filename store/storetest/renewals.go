@@ -169,9 +169,9 @@ var replyTests = []subtest{
 			g = t.next()
 			res := e.one(send(e.ctx, []store.Grant{g}))
 			e.ok("its retry", res.Err)
-			t.confirmed(g, res.Record)
-			if res.Record.Token != first.Token || !res.Record.AcquiredAt.Equal(first.AcquiredAt) {
-				e.Errorf("retry: got %+v, want the term of %+v", stateOf(res.Record), stateOf(first))
+			t.confirmed(g, e.get(e.second, req.Name))
+			if t.rec.Token != first.Token || !t.rec.AcquiredAt.Equal(first.AcquiredAt) {
+				e.Errorf("retry: got %+v, want the term of %+v", stateOf(t.rec), stateOf(first))
 			}
 		}
 		if rec := e.get(e.second, req.Name); rec.Status != store.Released || rec.Token != first.Token {
@@ -206,7 +206,7 @@ var replyTests = []subtest{
 		res := e.one(e.st.Renew(e.ctx, []store.Grant{g}))
 		e.ok("renew", res.Err)
 		e.is("the same request again", e.one(e.st.Renew(e.ctx, []store.Grant{g})).Err, store.ErrSuperseded)
-		e.unchanged("the same request again", res.Record)
+		e.unchanged("the same request again", e.extended(e.st, g, res.Record))
 	}},
 	{name: "C06_acquire", run: func(e *env) {
 		lost := request(e.name("job"), "a", long)
@@ -315,10 +315,11 @@ var replyTests = []subtest{
 			g := t.next()
 			res := e.one(e.st.Renew(e.ctx, []store.Grant{g}))
 			e.ok("a renewal whose reply is lost", res.Err)
-			if res.Record.Revision == last.Revision || res.Record.Remaining > g.TTL {
-				e.Errorf("a renewal whose reply is lost: got revision %q after %q, remaining %s", res.Record.Revision, last.Revision, res.Record.Remaining)
+			rec := e.extended(e.st, g, res.Record)
+			if rec.Revision == last.Revision {
+				e.Errorf("a renewal whose reply is lost: got revision %q after %q", rec.Revision, last.Revision)
 			}
-			last = res.Record
+			last = rec
 			t.sent(g)
 			sends = append(sends, g)
 		}

@@ -134,70 +134,85 @@ BEGIN
 	PERFORM {{schema}}.tenure_tell(ARRAY[p_name], 'held', p_ttl_us);
 END $$;
 
--- tenure_renew extends many terms. It locks the rows that nobody else has
--- locked, reads the clock, writes the rows that pass in one statement, and
--- judges only the others one by one. It waits for no row, so that one busy row
--- delays no other, and a guard's FOR KEY SHARE is not in its way. The names
--- must be distinct; the caller gives them in byte order, so that of two
--- overlapping batches one gets all.
+-- tenure_renew extends many terms. It answers first with a row 0, whose clock is
+-- that of every term that no further row names; then with a row for each of the
+-- others: extended by a later clock, or refused and shown as found.
 --
--- Of a row that was written it returns what its holder does not know already;
--- of any other the whole row, as found. (The width of the answer is a fifth of
--- the cost of a renewal.)
+-- Nearly always all rows are free and all terms are live, so they are written at
+-- once, in one pass: row by row the condition reads the clock, again if it had
+-- to wait, and the expiry counts from before all of them. A row that may be
+-- locked (its xmax is not older than every running transaction) is left out; if
+-- another is locked in that instant, lock_timeout undoes the pass. The rest, or
+-- all, take a second pass, which locks what nobody else has locked and waits for
+-- no row. So one busy row delays no other, and a guard's FOR KEY SHARE is in
+-- nobody's way. The names must be distinct; the caller gives them in byte order,
+-- so that overlapping batches meet the rows in one order.
 --
 -- The plan must be a nested loop over the primary key whatever the statistics
 -- say, and the same each time; hence the settings.
 CREATE FUNCTION {{schema}}.tenure_renew(
 	p_names text[], p_tokens bigint[], p_ttls bigint[], p_attempts text[], p_known text[]
-) RETURNS TABLE (i bigint, verdict text, clock_us bigint,
-	floor bigint, revision bigint, holder text, acquired_us bigint, hold_until_us bigint, meta text, lease {{schema}}.tenure_lease) LANGUAGE plpgsql VOLATILE ROWS 100
+) RETURNS TABLE (i bigint, verdict text, clock_us bigint, lease {{schema}}.tenure_lease) LANGUAGE plpgsql VOLATILE ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-	asked  bigint := cardinality(p_names);
-	locked bigint[];
-	got    bigint;
-	-- What may be written; the arguments, less the rows that are busy.
-	w_names text[] := p_names; w_tokens bigint[] := p_tokens; w_ttls bigint[] := p_ttls; w_attempts text[] := p_attempts; w_known text[] := p_known;
-	at_us bigint;
+	written bigint;
+	running int; -- age of the oldest transaction that may still run
+	-- The second pass: the grants that are left, and those of them whose row is locked.
+	n bigint[]; names text[]; tokens bigint[]; ttls bigint[]; attempts text[]; known text[];
+	locked text[];
+	wait text := current_setting('lock_timeout');
 BEGIN
 	PERFORM {{schema}}.tenure_begin();
-	SELECT count(*) INTO got FROM (
-		SELECT FROM unnest(p_names) a(name) JOIN {{schema}}.tenure_lease l ON l.name = a.name
-		FOR NO KEY UPDATE OF l SKIP LOCKED) k;
-	IF got < asked THEN
-		SELECT coalesce(array_agg(k.n), '{}'), array_agg(k.name), array_agg(k.token), array_agg(k.ttl), array_agg(k.attempt), array_agg(k.known)
-			INTO locked, w_names, w_tokens, w_ttls, w_attempts, w_known FROM (
-			SELECT a.* FROM unnest(p_names, p_tokens, p_ttls, p_attempts, p_known) WITH ORDINALITY a(name, token, ttl, attempt, known, n)
-				JOIN {{schema}}.tenure_lease l ON l.name = a.name
-			FOR NO KEY UPDATE OF l SKIP LOCKED) k;
-	END IF;
-	at_us := {{schema}}.tenure_clock();
-	RETURN QUERY
-	UPDATE {{schema}}.tenure_lease l
-		SET attempt = a.attempt, ttl_us = a.ttl, renewed_us = at_us, expires_us = at_us + a.ttl, revision = l.revision + 1
-		FROM unnest(w_names, w_tokens, w_ttls, w_attempts, w_known) WITH ORDINALITY a(name, token, ttl, attempt, known, n)
-		WHERE l.name = a.name AND l.token = a.token AND l.token > l.floor AND NOT l.revoked AND l.ended_us = 0
-			AND l.expires_us > at_us AND strpos(a.known, l.attempt) > 0
-		RETURNING CASE WHEN locked IS NULL THEN a.n ELSE locked[a.n] END, '', at_us,
-			l.floor, l.revision, l.holder, l.acquired_us, l.hold_until_us, l.meta, NULL::{{schema}}.tenure_lease;
-	GET DIAGNOSTICS got = ROW_COUNT;
-	IF got = asked THEN
+	running := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
+	i := 0;
+	verdict := '';
+	clock_us := {{schema}}.tenure_clock();
+	BEGIN
+		PERFORM set_config('lock_timeout', '20', true);
+		UPDATE {{schema}}.tenure_lease l
+			SET attempt = a.attempt, ttl_us = a.ttl, renewed_us = clock_us, expires_us = clock_us + a.ttl, revision = l.revision + 1
+			FROM unnest(p_names, p_tokens, p_ttls, p_attempts, p_known) a(name, token, ttl, attempt, known)
+			WHERE l.name = a.name AND l.token = a.token AND l.token > l.floor AND NOT l.revoked AND l.ended_us = 0
+				AND clock_timestamp() < 'epoch'::timestamptz + l.expires_us * interval '1 microsecond'
+				AND strpos(a.known, l.attempt) > 0 AND age(l.xmax) > running;
+		GET DIAGNOSTICS written = ROW_COUNT;
+	EXCEPTION WHEN lock_not_available THEN
+		written := 0;
+	END;
+	RETURN NEXT;
+	IF written = cardinality(p_names) THEN
 		RETURN;
 	END IF;
+
+	PERFORM set_config('lock_timeout', wait, true);
+	SELECT array_agg(a.n), array_agg(a.name), array_agg(a.token), array_agg(a.ttl), array_agg(a.attempt), array_agg(a.known)
+		INTO n, names, tokens, ttls, attempts, known
+		FROM unnest(p_names, p_tokens, p_ttls, p_attempts, p_known) WITH ORDINALITY a(name, token, ttl, attempt, known, n)
+		LEFT JOIN {{schema}}.tenure_lease l ON l.name = a.name
+		WHERE l.name IS NULL OR l.attempt <> a.attempt OR l.renewed_us <> clock_us; -- not written just now
+	SELECT coalesce(array_agg(k.name), '{}') INTO locked FROM (
+		SELECT a.name FROM unnest(names) a(name) JOIN {{schema}}.tenure_lease l ON l.name = a.name
+		FOR NO KEY UPDATE OF l SKIP LOCKED) k;
+	clock_us := {{schema}}.tenure_clock();
+	UPDATE {{schema}}.tenure_lease l
+		SET attempt = a.attempt, ttl_us = a.ttl, renewed_us = clock_us, expires_us = clock_us + a.ttl, revision = l.revision + 1
+		FROM unnest(names, tokens, ttls, attempts, known) a(name, token, ttl, attempt, known)
+		WHERE a.name = ANY (locked) AND l.name = a.name AND l.token = a.token AND l.token > l.floor AND NOT l.revoked AND l.ended_us = 0
+			AND l.expires_us > clock_us AND strpos(a.known, l.attempt) > 0;
 	RETURN QUERY
 	SELECT a.n, CASE
 			WHEN l.name IS NULL THEN 'missing'
-			WHEN a.n <> ALL (locked) THEN 'busy'
+			WHEN a.name <> ALL (locked) THEN 'busy'
+			WHEN l.attempt = a.attempt AND l.renewed_us = clock_us THEN ''
 			WHEN l.token < a.token THEN 'missing'
 			WHEN l.token > a.token THEN 'superseded'
 			WHEN l.revoked OR l.token <= l.floor THEN 'revoked'
 			WHEN l.ended_us > 0 THEN 'released'
 			WHEN l.attempt = '' OR strpos(a.known, l.attempt) = 0 THEN 'superseded'
-			ELSE 'expired' END, at_us, NULL::bigint, NULL::bigint, NULL, NULL::bigint, NULL::bigint, NULL, l
-	FROM unnest(p_names, p_tokens, p_attempts, p_known) WITH ORDINALITY a(name, token, attempt, known, n)
-		LEFT JOIN {{schema}}.tenure_lease l ON l.name = a.name
-	WHERE l.xmin IS DISTINCT FROM pg_current_xact_id()::xid; -- not written just now
+			ELSE 'expired' END, clock_us, l
+	FROM unnest(n, names, tokens, attempts, known) a(n, name, token, attempt, known)
+		LEFT JOIN {{schema}}.tenure_lease l ON l.name = a.name;
 END $$;
 
 -- tenure_release ends many terms, in the way of tenure_renew.
