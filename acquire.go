@@ -220,6 +220,7 @@ func (w *contender) forget() {
 // won makes the Term, or gives it back if nothing of it is left.
 func (w *contender) won(ctx context.Context, req store.Request, rec store.Record, sent, got clock.Reading) (*Term, error) {
 	k := w.k
+	k.watchClock(sent, got, rec.Now)
 	params := term.Params{TTL: w.times.ttl, Margin: w.times.margin, StallAfter: w.opts.stallAfter}
 	if rec.TTL < w.times.ttl { // the store grants less: keep the proportions
 		w.times = k.cfg.scaled(rec.TTL)

@@ -44,8 +44,8 @@ type Config struct {
 	// by then is left to expire.
 	DrainTimeout time.Duration
 
-	// ReleaseTimeout bounds a release with all its tries. Default the smaller of
-	// Margin and 5 s.
+	// ReleaseTimeout bounds a release with all its tries. Default Margin, but
+	// from 1 s to 5 s.
 	ReleaseTimeout time.Duration
 
 	// Host begins the identity of this process, before the first slash.
@@ -81,7 +81,7 @@ func (cfg Config) withDefaults() (_ Config, warning string, err error) {
 	def(&cfg.Margin, cfg.TTL/5)
 	def(&cfg.WarnLeft, cfg.Interval)
 	def(&cfg.DrainTimeout, cfg.TTL)
-	def(&cfg.ReleaseTimeout, min(cfg.Margin, 5*time.Second))
+	def(&cfg.ReleaseTimeout, min(max(cfg.Margin, time.Second), 5*time.Second))
 	if cfg.Drift == 0 {
 		cfg.Drift = 0.001
 	}

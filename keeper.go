@@ -101,6 +101,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 	close(k.started)
 	k.mu.Unlock()
 
+	requests, cancel := context.WithCancel(k.logCtx) // a renewal on its way ends with the last term
+	defer cancel()
 	stop := ctx.Done()
 	var drained <-chan time.Time
 	answers := make(chan struct{}, 1)
@@ -118,18 +120,18 @@ func (k *Keeper) Run(ctx context.Context) error {
 			drained = time.After(k.cfg.DrainTimeout)
 			k.drain()
 		case <-drained:
-			return k.close()
+			return k.close(cancel)
 		}
 		tick := k.look()
 		if stop == nil && k.idle() {
-			return k.close()
+			return k.close(cancel)
 		}
 		if !inFlight {
 			due, next := k.due()
 			if len(due) > 0 {
 				inFlight = true
 				k.work.Go(func() {
-					k.renew(due)
+					k.renew(requests, due)
 					answers <- struct{}{}
 				})
 			}
@@ -287,8 +289,9 @@ func (k *Keeper) idle() bool {
 	return len(k.terms) == 0 && len(k.pending) == 0 && !k.sending
 }
 
-// close ends Run: it waits for the requests on their way and names what is left.
-func (k *Keeper) close() error {
+// close ends Run: it cuts short the renewal that may be on its way, waits for
+// releases, and names what is left.
+func (k *Keeper) close(cutShort context.CancelFunc) error {
 	k.mu.Lock()
 	k.closed = true
 	k.mu.Unlock()
@@ -297,6 +300,7 @@ func (k *Keeper) close() error {
 		left = append(left, fmt.Errorf("%w: %q (token %s)", ErrNotReleased, t.name, t.token))
 		t.apply(func(m *term.Machine, now clock.Reading) { m.Lose(string(ReasonShutdown), now) })
 	}
+	cutShort()
 	k.work.Wait()
 	return errors.Join(left...)
 }

@@ -956,8 +956,7 @@ func TestHolderReportsAStep(t *testing.T) {
 		var step atomic.Int64
 		st := &faults{Store: memory.NewWith(memory.Config{Clock: func() time.Duration { return time.Since(start) + time.Duration(step.Load()) }})}
 		r := newRig(t, st, tenure.Config{})
-		term := r.acquire("a")
-		time.Sleep(2 * ttl)
+		term := r.acquire("a") // and no renewal before the step
 		step.Store(int64(2 * time.Hour))
 		<-term.Context().Done()
 		if got := r.reason(term); got != tenure.ReasonExpired {
@@ -1144,6 +1143,26 @@ func TestReleaseOutlastsABusyRecord(t *testing.T) {
 			t.Errorf("the record is %s", rec.Status)
 		}
 		_ = r.close()
+	})
+}
+
+// A renewal that nobody answers does not hold up the end of Run.
+func TestShutdownWithASilentStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{})
+		term := r.acquire("a")
+		hole := blackHole
+		st.renew.Store(&hole)
+		for st.count(&st.renews) == 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		_ = term.Release(t.Context())
+		at := time.Now()
+		_ = r.close()
+		if d := time.Since(at); d > 0 {
+			t.Errorf("Run ended %s after its last term, want at once", d)
+		}
 	})
 }
 

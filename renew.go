@@ -12,7 +12,7 @@ import (
 
 // renew sends one request for the given terms and takes in the answers. Run
 // has at most one of them on its way.
-func (k *Keeper) renew(due []*Term) {
+func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	var (
 		terms   []*Term
 		grants  []store.Grant
@@ -37,7 +37,7 @@ func (k *Keeper) renew(due []*Term) {
 		return
 	}
 	sent := k.now()
-	ctx, cancel := context.WithTimeout(k.logCtx, max(timeout, time.Millisecond))
+	ctx, cancel := context.WithTimeout(ctx, max(timeout, time.Millisecond))
 	results, err := k.st.Renew(ctx, grants)
 	cancel()
 	if err == nil && len(results) != len(grants) {
