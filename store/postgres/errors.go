@@ -91,7 +91,9 @@ func classifyServer(pg *pgconn.PgError, server, database, user string) (class er
 		return store.ErrUnavailable, fmt.Sprintf("database %q does not exist on %s: create it, or correct the URL", database, server)
 	case "25006":
 		return store.ErrReadOnly, fmt.Sprintf("%s accepts no writes (%s): connect to the primary, or set default_transaction_read_only off", server, pg.Message)
-	case "42P01", "42883", "42703", "42704", "3F000":
+	case "42704": // settings that the URL passes on; nothing else here names an object of that kind
+		return store.ErrInvalid, fmt.Sprintf("the URL holds a setting that neither the client nor %s knows (%s): correct the URL", server, pg.Message)
+	case "42P01", "42883", "42703", "3F000":
 		return store.ErrSchema, fmt.Sprintf("database %q has not the tables or functions of this version (%s): run Migrate, or see `tenure doctor`", database, pg.Message)
 	case codeLockTimeout, codeDeadlock, codeSerialization:
 		return store.ErrBusy, ""
