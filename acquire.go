@@ -406,7 +406,8 @@ func (w *contender) sleep(ctx context.Context, d time.Duration, events <-chan st
 			default:
 				// Of many that wait only few should ask at once; who is told of
 				// a new term meanwhile does not ask at all.
-				timer.Reset(jitter(min(50*time.Millisecond, time.Duration(max(e.Waiters-1, 0))*500*time.Microsecond)))
+				// A hand-over takes a few milliseconds.
+				timer.Reset(jitter(min(250*time.Millisecond, time.Duration(max(e.Waiters-1, 0))*2*time.Millisecond)))
 			}
 		}
 	}

@@ -341,7 +341,7 @@ func (k *Keeper) restored(t *Term, why string) {
 	var grant *store.Grant
 	t.apply(func(m *term.Machine, now clock.Reading) {
 		if s := m.Check(now); s == term.Held || s == term.Doubt {
-			g := t.grant()
+			g := t.grant(store.NewAttempt())
 			grant, t.why = &g, why
 			m.Lose(string(ReasonRestored), now)
 		}

@@ -48,7 +48,7 @@ func (t *Term) release(ctx context.Context, to string) error {
 		}
 		m.Check(now)
 		m.Release()
-		r = &release{t: t, grant: t.grant(), done: make(chan struct{})}
+		r = &release{t: t, grant: t.grant(store.NewAttempt()), done: make(chan struct{})}
 		r.grant.HandoffTo = to
 		if settled(t.err) {
 			r.err = t.err

@@ -18,13 +18,14 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		grants  []store.Grant
 		timeout = store.MaxTTL
 	)
-	for _, t := range due {
+	attempts := store.NewAttempts(len(due))
+	for i, t := range due {
 		var (
 			grant store.Grant
 			ok    bool
 		)
 		t.apply(func(m *term.Machine, now clock.Reading) {
-			grant = t.grant()
+			grant = t.grant(attempts[i])
 			if ok = m.Sent(grant.Attempt, now); ok {
 				timeout = min(timeout, t.times.interval, m.Left(now))
 			}

@@ -149,12 +149,12 @@ func (t *Term) Progress(marker string) {
 func (t *Term) Grant() store.Grant {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.grant()
+	return t.grant(store.NewAttempt())
 }
 
 // grant makes a grant with a fresh attempt. t.mu is held.
-func (t *Term) grant() store.Grant {
-	return store.Grant{Name: t.name, Token: t.token, TTL: t.times.ttl, Attempt: store.NewAttempt(), Known: t.m.Known()}
+func (t *Term) grant(attempt store.Attempt) store.Grant {
+	return store.Grant{Name: t.name, Token: t.token, TTL: t.times.ttl, Attempt: attempt, Known: t.m.Known()}
 }
 
 func (t *Term) check() term.State {

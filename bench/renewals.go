@@ -55,8 +55,8 @@ func (f *fleet) renew(size int) worker {
 		}
 		part := f.grants[f.next : f.next+size]
 		f.next += size
-		for i := range part {
-			part[i].Attempt = store.NewAttempt()
+		for i, attempt := range store.NewAttempts(size) { // as the keeper does
+			part[i].Attempt = attempt
 		}
 		results, err := f.st.Renew(ctx, part)
 		if err != nil {

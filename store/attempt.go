@@ -18,15 +18,23 @@ type Attempt [16]byte
 // id: a generator that keeps state in this process would give the same value
 // to two processes resumed from one memory image, and a freshly restored
 // kernel may repeat itself. Call it for every send, also of a retry.
-func NewAttempt() Attempt {
-	var seed [32 + 4*8]byte
+func NewAttempt() Attempt { return NewAttempts(1)[0] }
+
+// NewAttempts makes n attempts, for the grants of one request, from one draw.
+func NewAttempts(n int) []Attempt {
+	var seed [32 + 5*8]byte
 	kernelRandom(seed[:32])
 	now := clock.Now()
 	for i, v := range []uint64{uint64(now.Mono), uint64(now.Boot), uint64(now.Wall), uint64(os.Getpid())} {
-		binary.LittleEndian.PutUint64(seed[32+8*i:], v)
+		binary.LittleEndian.PutUint64(seed[40+8*i:], v)
 	}
-	sum := sha256.Sum256(seed[:])
-	return Attempt(sum[:16])
+	list := make([]Attempt, n)
+	for i := range list {
+		binary.LittleEndian.PutUint64(seed[32:], uint64(i))
+		sum := sha256.Sum256(seed[:])
+		list[i] = Attempt(sum[:16])
+	}
+	return list
 }
 
 // IsZero reports whether a is the zero Attempt.
