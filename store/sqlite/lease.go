@@ -211,12 +211,34 @@ func cloneGrants(grants []store.Grant) []store.Grant {
 
 func (s *Store) renew(tx *transaction, grants []store.Grant) ([]store.Result, error) {
 	results := make([]store.Result, len(grants))
-	rest, err := s.renewFast(tx, grants, results)
-	if err != nil || len(rest) == 0 {
-		return results, err
+	body := append(make([]byte, 0, len(grants)*140), '[')
+	for i := range grants {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = appendGrant(body, &grants[i])
 	}
-	return results, s.each(tx, grants, rest, func(r *row, i int, at instant) error {
+	now := s.now() // after the write lock was taken
+	renewed, err := tx.change(renewBatch, string(append(body, ']')), now.boot, now.wall.UnixMicro(), s.host.Domain)
+	if err != nil {
+		return nil, err
+	}
+	if renewed == int64(len(grants)) {
+		for i := range grants {
+			results[i].Record = extended(&grants[i], now)
+		}
+		return results, nil
+	}
+	all := make([]int, len(grants))
+	for i := range all {
+		all[i] = i
+	}
+	return results, s.each(tx, grants, all, func(r *row, i int, at instant) error {
 		g := &grants[i]
+		if r.attempt == g.Attempt.String() && r.expires == now.boot+int64(g.TTL) { // written just now
+			results[i].Record = extended(g, now)
+			return nil
+		}
 		rec, foreign := r.record(s.host.Domain, at)
 		if foreign && rec.Status == store.Held {
 			rec.Status, rec.Remaining = store.Lapsed, 0 // nothing shows that it is unexpired
@@ -232,42 +254,14 @@ func (s *Store) renew(tx *transaction, grants []store.Grant) ([]store.Result, er
 	}, func(i int) { results[i].Err = store.ErrMissing })
 }
 
-// renewFast renews what renewBatch can and returns the indexes of the others.
-func (s *Store) renewFast(tx *transaction, grants []store.Grant, results []store.Result) (rest []int, err error) {
-	index := make(map[string]int, len(grants))
-	body := append(make([]byte, 0, len(grants)*140), '[')
-	for i := range grants {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = appendGrant(body, &grants[i])
-		index[grants[i].Name] = i
-		rest = append(rest, i)
+// extended is the record of a term that was extended at an instant, as far as
+// its holder does not know it already.
+func extended(g *store.Grant, at instant) store.Record {
+	renewed := fromMicro(at.wall.UnixMicro()) // as it is stored
+	return store.Record{
+		Name: g.Name, Status: store.Held, Token: g.Token, Attempt: g.Attempt, TTL: g.TTL, Remaining: g.TTL,
+		RenewedAt: renewed, ExpiresAt: renewed.Add(g.TTL), Now: at.wall,
 	}
-	at := s.now() // after the write lock was taken
-	rows, err := tx.query(renewBatch, string(append(body, ']')), at.boot, at.wall.UnixMicro(), s.host.Domain)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	renewed := 0
-	for rows.Next() {
-		r := row{domain: s.host.Domain}
-		if err := rows.Scan(&r.name, &r.holder, &r.floor, &r.revision, &r.acquired, &r.holdNs, &r.holdUs, &r.metaRaw); err != nil {
-			return nil, err
-		}
-		i := index[r.name]
-		g := &grants[i]
-		r.token, r.ttl, r.expires, r.renewed = int64(g.Token), int64(g.TTL), at.boot+int64(g.TTL), at.wall.UnixMicro()
-		results[i].Record, _ = r.record(s.host.Domain, at)
-		results[i].Record.Attempt = g.Attempt
-		rest[i] = -1
-		renewed++
-	}
-	if renewed == len(grants) {
-		rest = nil
-	}
-	return slices.DeleteFunc(rest, func(i int) bool { return i < 0 }), rows.Err()
 }
 
 // each reads the rows of the grants that which lists and calls found for each

@@ -243,8 +243,7 @@ UPDATE tenure_lease SET attempt = substr(g.value, 1, 32), ttl_ns = CAST(substr(g
 FROM json_each(?1) AS g
 WHERE name = substr(g.value, 69, CAST(substr(g.value, 66, 3) AS INTEGER)) AND token = CAST(substr(g.value, 33, 19) AS INTEGER)
 	AND token > floor AND revoked = 0 AND ended_us = 0 AND domain = ?4 AND expires_ns > ?2 AND expires_ns - ttl_ns <= ?2
-	AND (instr(substr(g.value, 69 + CAST(substr(g.value, 66, 3) AS INTEGER)), attempt) - 1) % 32 = 0
-RETURNING name, holder, floor, revision, acquired_us, hold_ns, hold_us, meta`
+	AND (instr(substr(g.value, 69 + CAST(substr(g.value, 66, 3) AS INTEGER)), attempt) - 1) % 32 = 0`
 
 // closeBatch and releaseBatch end the terms listed in ?1, each "attempt (32)
 // name", which were judged already: terms of this domain that leave no

@@ -341,12 +341,21 @@ func checkConnection(ctx context.Context, conn *sql.Conn) error {
 
 // exec runs a statement, prepared once per connection.
 func (tx *transaction) exec(query string, args ...any) error {
+	_, err := tx.change(query, args...)
+	return err
+}
+
+// change is exec that says how many rows it changed.
+func (tx *transaction) change(query string, args ...any) (int64, error) {
 	st, err := tx.prepare(query)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	_, err = st.ExecContext(context.Background(), args...)
-	return err
+	result, err := st.ExecContext(context.Background(), args...)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
 }
 
 func (tx *transaction) query(query string, args ...any) (*sql.Rows, error) {
