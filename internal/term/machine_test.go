@@ -40,8 +40,12 @@ func TestP3NothingAfterTheEnd(t *testing.T) {
 	if m.Confirm(attempt(2), at(8*time.Second), params.TTL) || m.State() != term.Lost {
 		t.Error("an answer after TrustedUntil brought the term back")
 	}
-	if m.Reason() != term.Paused { // nobody looked for 7 of 8 seconds
-		t.Errorf("reason %q", m.Reason())
+	if m.Reason() != term.NoContact {
+		t.Errorf("reason %q, want no_contact: a renewal was on its way", m.Reason())
+	}
+	m = held(t)
+	if m.Check(at(8*time.Second)) != term.Lost || m.Reason() != term.Paused {
+		t.Errorf("reason %q, want paused: nobody looked for the whole trust", m.Reason())
 	}
 }
 
