@@ -98,16 +98,19 @@ func (k *Keeper) Acquire(ctx context.Context, name string, opts ...AcquireOption
 
 // contender is one Acquire.
 type contender struct {
-	k     *Keeper
-	name  string
-	opts  acquireOptions
-	times times
-	sent  []sentAttempt // without an answer
-	clock term.Progress // of the store's clock, as this contender saw it
-	watch *observation  // after a step of the store's clock
-	last  error         // the last answer
-	heard bool          // the store has decided once
-	told  clock.Reading // when a refusal was last told
+	k       *Keeper
+	name    string
+	opts    acquireOptions
+	times   times
+	sent    []sentAttempt      // without an answer
+	clock   term.Progress      // of the store's clock, as this contender saw it
+	watch   *observation       // after a step of the store's clock
+	watcher store.Watcher      // nil if the store cannot tell
+	watches chan registration  // nil unless a Watch is under way
+	events  <-chan store.Event // nil unless the store tells
+	last    error              // the last answer
+	heard   bool               // the store has decided once
+	told    clock.Reading      // when a refusal was last told
 }
 
 type sentAttempt struct {
@@ -131,7 +134,7 @@ func (k *Keeper) contend(ctx context.Context, name string, opts []AcquireOption)
 		w.opts.ttl = k.cfg.TTL
 	}
 	w.times = k.cfg.scaled(w.opts.ttl)
-	req := w.request(store.NewAttempt())
+	req, _ := w.request(store.NewAttempt())
 	if err := req.Check(k.st.Features().MinTTL); err != nil {
 		return nil, err
 	}
@@ -148,7 +151,8 @@ func (k *Keeper) contend(ctx context.Context, name string, opts []AcquireOption)
 	return w, nil
 }
 
-func (w *contender) request(attempt store.Attempt) store.Request {
+// request also returns the generation of doubts that it belongs to.
+func (w *contender) request(attempt store.Attempt) (store.Request, generation) {
 	k := w.k
 	req := store.Request{Name: w.name, TTL: w.times.ttl, Attempt: attempt, MinHold: w.opts.minHold, Meta: w.opts.meta}
 	for _, s := range w.sent {
@@ -156,6 +160,7 @@ func (w *contender) request(attempt store.Attempt) store.Request {
 	}
 	k.mu.Lock()
 	req.Holder = k.holder
+	since := k.doubts
 	if g, ok := k.replace[w.name]; ok {
 		req.Replace = &g
 	}
@@ -169,21 +174,30 @@ func (w *contender) request(attempt store.Attempt) store.Request {
 			req.ClockNotAfter = bound.Add(w.times.margin + w.timeout())
 		}
 	}
-	return req
+	return req, since
 }
 
 // timeout bounds one request.
 func (w *contender) timeout() time.Duration { return w.times.interval }
 
-// try asks once.
+// try asks once, and once more if a restore was told meanwhile: what was won
+// then belongs to an earlier life, and may be replaced.
 func (w *contender) try(ctx context.Context) (*Term, error) {
+	t, err := w.ask(ctx)
+	if errors.Is(err, errRestored) {
+		t, err = w.ask(ctx)
+	}
+	return t, err
+}
+
+func (w *contender) ask(ctx context.Context) (*Term, error) {
 	k := w.k
 	if k.isClosing() {
 		return nil, ErrClosed
 	}
 	w.forget()
 	attempt := store.NewAttempt()
-	req := w.request(attempt)
+	req, since := w.request(attempt)
 	one, cancel := context.WithTimeout(ctx, w.timeout())
 	sent := k.now()
 	w.sent = append(w.sent, sentAttempt{attempt, sent})
@@ -198,14 +212,17 @@ func (w *contender) try(ctx context.Context) (*Term, error) {
 		w.clock.Step(sent, got, held.Record.Now)
 		w.heard = true
 	}
-	if store.Classify(err) != store.CodeNoContact { // decided: nothing is open any more
+	switch {
+	case err == nil, errors.As(err, &held): // decided: nothing is open any more
 		w.sent = nil
+	case store.Classify(err) != store.CodeNoContact: // refused, so not applied; what went before may be
+		w.sent = w.sent[:len(w.sent)-1]
 	}
 	w.last = err
 	if err != nil {
 		return nil, err
 	}
-	return w.won(ctx, req, rec, sent, got)
+	return w.won(ctx, req, since, rec, sent, got)
 }
 
 // forget drops attempts that can no longer be found in a live record: a term
@@ -218,7 +235,7 @@ func (w *contender) forget() {
 }
 
 // won makes the Term, or gives it back if nothing of it is left.
-func (w *contender) won(ctx context.Context, req store.Request, rec store.Record, sent, got clock.Reading) (*Term, error) {
+func (w *contender) won(ctx context.Context, req store.Request, since generation, rec store.Record, sent, got clock.Reading) (*Term, error) {
 	k := w.k
 	k.watchClock(sent, got, rec.Now)
 	params := term.Params{TTL: w.times.ttl, Margin: w.times.margin, StallAfter: w.opts.stallAfter}
@@ -237,18 +254,24 @@ func (w *contender) won(ctx context.Context, req store.Request, rec store.Record
 	var err error
 	if !slow {
 		t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-		t.check()
-		err = k.add(t)
+		t.telling.Lock() // the loop may find the term over before it is told of
+		if err = k.add(t, since); err == nil {
+			k.emit(Event{Kind: EventAcquired, Lease: t.name, Holder: t.holder, Token: t.token})
+		}
+		t.telling.Unlock()
 	}
 	if slow {
 		err = fmt.Errorf("%w: %q was won after %s, margin %s leaves nothing of TTL %s", ErrTooSlow, w.name,
 			got.Elapsed(sent).Round(time.Millisecond), w.times.margin, w.times.ttl)
 	}
+	if errors.Is(err, errRestored) {
+		return nil, err
+	}
 	if err != nil { // as if the reply had been lost: recognised by the next try, or given back
 		w.sent = []sentAttempt{{req.Attempt, sent}}
 		return nil, err
 	}
-	k.emit(Event{Kind: EventAcquired, Lease: t.name, Holder: t.holder, Token: t.token})
+	t.check()
 	if w.opts.onConfirm != nil {
 		w.opts.onConfirm(t)
 	}
@@ -283,10 +306,9 @@ func (w *contender) giveBack() {
 
 // wait tries until it holds the lease.
 func (w *contender) wait(ctx context.Context) (*Term, error) {
-	var events <-chan store.Event
 	watching, stopWatching := context.WithCancel(ctx)
 	defer stopWatching()
-	watcher, canWatch := w.k.st.(store.Watcher)
+	w.watcher, _ = w.k.st.(store.Watcher)
 	told := false
 	for {
 		t, err := w.try(ctx)
@@ -310,18 +332,32 @@ func (w *contender) wait(ctx context.Context) (*Term, error) {
 			if w.opts.onWait != nil {
 				w.opts.onWait(held)
 			}
-			if canWatch && events == nil {
-				events, err = watcher.Watch(watching, w.name)
-				if err == nil {
-					continue // ask again: it may have ended before the watch began
-				}
-				events, canWatch = nil, !errors.Is(err, store.ErrUnsupported)
-			}
+			w.register(watching)
 		}
-		if events, err = w.sleep(ctx, w.pause(err, held, events != nil), events); err != nil {
+		if err := w.sleep(ctx, w.pause(err, held)); err != nil {
 			return nil, errors.Join(err, w.last)
 		}
 	}
+}
+
+// register asks the store, in the background, to tell of ends and starts of
+// terms. A network that swallows new connections must not hold up the waiter.
+func (w *contender) register(ctx context.Context) {
+	if w.watcher == nil || w.events != nil || w.watches != nil {
+		return
+	}
+	watches := make(chan registration, 1)
+	w.watches = watches
+	go func() {
+		events, err := w.watcher.Watch(ctx, w.name)
+		watches <- registration{events, err}
+	}()
+}
+
+// registration is the outcome of a Watch.
+type registration struct {
+	events <-chan store.Event
+	err    error
 }
 
 // final reports whether waiting cannot change the answer.
@@ -343,7 +379,7 @@ func (w *contender) refused(err error) {
 }
 
 // pause returns how long to wait after an answer.
-func (w *contender) pause(err error, held *store.HeldError, watched bool) time.Duration {
+func (w *contender) pause(err error, held *store.HeldError) time.Duration {
 	interval := w.times.interval
 	switch {
 	case errors.Is(err, store.ErrClockStep):
@@ -351,18 +387,28 @@ func (w *contender) pause(err error, held *store.HeldError, watched bool) time.D
 		return w.observe()
 	case w.watch != nil && held != nil && held.Record.Status == store.Lapsed:
 		return w.observe() // another record than was watched, and lapsed by the same clock
-	case w.watch != nil && held != nil:
-		w.watch = nil // somebody holds or released it since: the clock goes on from there
+	case w.watch != nil && (held != nil || errors.Is(err, store.ErrMissing)):
+		w.watch = nil // somebody holds, released or removed it since: the clock goes on from there
 	}
 	switch {
 	case held == nil:
 		return shorten(interval, 0.5)
-	case watched:
-		return held.Remaining + jitter(min(50*time.Millisecond, w.times.margin/4))
+	case w.events != nil:
+		return held.Remaining + w.spread()
 	default:
-		return min(held.Remaining+jitter(min(50*time.Millisecond, w.times.margin/4)), shorten(interval, 0.2))
+		return min(held.Remaining+w.spread(), shorten(interval, 0.2))
 	}
 }
+
+// spread is a random part of the time over which those who wait for the same
+// expiry ask: short, as the lease is free meanwhile.
+func (w *contender) spread() time.Duration {
+	return jitter(min(50*time.Millisecond, w.times.margin/4))
+}
+
+// handover is about what passing a lease on takes at the least. Of many who are
+// told of an end, about one asks in each.
+const handover = 2 * time.Millisecond
 
 func jitter(most time.Duration) time.Duration { return time.Duration(rand.Float64() * float64(most)) }
 
@@ -380,34 +426,37 @@ func (w *contender) observe() time.Duration {
 	return w.watch.ttl
 }
 
-// sleep waits for d, or until the store tells that the lease may be free. It
-// returns the channel to go on with, nil if the store can no longer tell.
-func (w *contender) sleep(ctx context.Context, d time.Duration, events <-chan store.Event) (<-chan store.Event, error) {
+// sleep waits for d, or until the store tells that the lease may be free.
+func (w *contender) sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
-			return events, nil
+			return nil
 		case <-ctx.Done():
-			return events, context.Cause(ctx)
+			return context.Cause(ctx)
 		case <-w.k.closing:
-			return events, ErrClosed
-		case e, ok := <-events:
+			return ErrClosed
+		case r := <-w.watches:
+			w.watches, w.events = nil, r.events
+			if r.err == nil {
+				return nil // ask again: the term may have ended before the watch began
+			}
+			if errors.Is(r.err, store.ErrUnsupported) {
+				w.watcher = nil
+			}
+		case e, ok := <-w.events:
 			switch {
 			case !ok: // ask, and watch anew if it can be; many lose their watch together
-				events = nil
+				w.events = nil
 				timer.Reset(jitter(min(d, w.times.interval/4)))
-			case w.watch != nil:
-				// The record moved: the observation is over.
-				return events, nil
+			case w.watch != nil: // the record moved: the observation is over
+				return nil
 			case e.Held:
-				timer.Reset(e.Remaining + jitter(min(50*time.Millisecond, w.times.margin/4)))
-			default:
-				// Of many that wait only few should ask at once; who is told of
-				// a new term meanwhile does not ask at all.
-				// A hand-over takes a few milliseconds.
-				timer.Reset(jitter(min(250*time.Millisecond, time.Duration(max(e.Waiters-1, 0))*2*time.Millisecond)))
+				timer.Reset(e.Remaining + w.spread())
+			default: // who is told of a new term before its turn does not ask at all
+				timer.Reset(jitter(min(w.times.margin/4, time.Duration(max(e.Waiters-1, 0))*handover)))
 			}
 		}
 	}

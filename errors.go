@@ -51,8 +51,9 @@ const (
 	ReasonWallStep   = Reason(term.WallStep) // doubt only
 	ReasonForked     = Reason("forked")
 	ReasonRestored   = Reason("restored")
-	ReasonWake       = Reason("wake")     // doubt only
-	ReasonShutdown   = Reason("shutdown") // cause of a term's context while it drains
+	ReasonWake       = Reason("wake")        // doubt only
+	ReasonShutdown   = Reason("shutdown")    // cause of a term's context while it drains
+	ReasonExpiring   = Reason(EventExpiring) // Run ended before the term was released
 )
 
 // LostError says why a term ended. It matches ErrLost, and the error behind it

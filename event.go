@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/tenurehq/tenure/fence"
@@ -43,9 +44,25 @@ type Event struct {
 	Err    error         // *LostError for EventLost
 }
 
-// emit tells hook and log. It must not be called with a term's or the keeper's
+// Count names a counter: how often a kind of event came for a reason.
+type Count struct {
+	Kind   EventKind
+	Reason Reason // "" for events that have none
+}
+
+// Counts returns how often each event has come since the Keeper was made.
+func (k *Keeper) Counts() map[Count]int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.counts)
+}
+
+// emit counts an event and tells hook and log. It must not be called with a term's or the keeper's
 // state locked.
 func (k *Keeper) emit(e Event) {
+	k.mu.Lock()
+	k.counts[Count{e.Kind, e.Reason}]++
+	k.mu.Unlock()
 	level := slog.LevelInfo
 	switch e.Kind {
 	case EventDoubt, EventWarning, EventLost, EventExpiring, EventClockStep, EventFailing, EventRefused:

@@ -26,7 +26,9 @@ func (k *Keeper) Resume(img term.Image) (*Term, error) {
 	t.ctx, t.cancel = context.WithCancelCause(context.Background())
 	k.mu.Lock()
 	k.holder = img.Holder
+	since := k.doubts
 	k.mu.Unlock()
+	err := k.add(t, since)
 	t.check()
-	return t, k.add(t)
+	return t, err
 }

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,9 +39,15 @@ type Keeper struct {
 	replace map[string]store.Grant  // restored terms that a new Acquire may replace
 	clock   term.Progress           // of the store's clock
 	failed  clock.Reading           // when a failing renewal was last told
-	pending []*release              // asked for and not yet sent
-	sending bool                    // a release request is on its way
+	counts  map[Count]int64
+	doubts  generation
+	pending []*release // asked for and not yet sent
+	sending bool       // a release request is on its way
 }
+
+// generation numbers the doubts that the Keeper was told of, so that an answer
+// can be told from one that was asked for before.
+type generation struct{ wakes, restores int }
 
 // beat is the schedule of all terms with one interval.
 type beat struct {
@@ -62,7 +69,7 @@ func NewKeeper(st store.Store, cfg Config) (*Keeper, error) {
 		st: st, cfg: cfg, fork: newForkMark(), now: cfg.clock, logCtx: context.Background(),
 		started: make(chan struct{}), closing: make(chan struct{}), wake: make(chan struct{}, 1),
 		holder: newHolder(cfg.Host),
-		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]store.Grant{},
+		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]store.Grant{}, counts: map[Count]int64{},
 	}
 	if k.now == nil {
 		k.now = clock.Now
@@ -178,31 +185,43 @@ func (k *Keeper) list() []*Term {
 }
 
 // due returns the terms to put into the next request, and the time until
-// something will be due otherwise. A term whose record was busy goes alone, so
-// that one locked record delays no other.
+// something will be due otherwise. A term whose record was busy goes alone.
 func (k *Keeper) due() (due []*Term, next time.Duration) {
 	now := k.now()
 	ready, next := k.strike(now)
 	var alone *Term
 	for _, t := range k.list() {
 		t.mu.Lock()
-		state, busy, wait := t.m.State(), t.busy, -now.Elapsed(t.retryAt)
+		state, urgent, single, wait := t.m.State(), t.m.Urgent(), t.alone, -now.Elapsed(t.retryAt)
 		t.mu.Unlock()
 		switch {
 		case state != term.Held && state != term.Doubt:
-		case busy && wait <= 0:
+		case single && wait <= 0:
 			alone = t
-		case busy:
+		case single:
 			next = min(next, wait)
-		case ready[t.times.interval], state == term.Doubt:
+		case ready[t.times.interval], urgent:
 			due = append(due, t)
 		}
 	}
 	if alone != nil && len(due) == 0 {
 		return []*Term{alone}, next
 	}
-	slices.SortFunc(due, func(a, b *Term) int { return strings.Compare(a.name, b.name) })
-	return due, next
+	if alone != nil {
+		next = 0
+	}
+	slices.SortFunc(due, func(a, b *Term) int { return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.token, b.token)) })
+	return slices.CompactFunc(due, func(a, b *Term) bool {
+		if a.name != b.name {
+			return false
+		}
+		// The store has ended the earlier term, which does not know it yet. A name
+		// stands once in a request, so the later one goes alone, right after.
+		b.mu.Lock()
+		b.alone, b.retryAt = true, now
+		b.mu.Unlock()
+		return true
+	}), next
 }
 
 // strike returns which intervals are due now, sets their next beat, and returns
@@ -235,13 +254,24 @@ func shorten(d time.Duration, fraction float64) time.Duration {
 	return d - time.Duration(rand.Float64()*fraction*float64(d))
 }
 
-// add takes in a new term and puts it on the beat of its interval. A beat that
-// begins now begins at a random phase, so that processes started together spread out.
-func (k *Keeper) add(t *Term) error {
+// errRestored reports that a restore was told while an acquire was on its way.
+var errRestored = errors.New("tenure: a restore was told while the lease was being acquired")
+
+// add takes in a new term, asked for when since was the generation of doubts,
+// and puts it on the beat of its interval. A beat that begins now begins at a
+// random phase, so that processes started together spread out.
+func (k *Keeper) add(t *Term, since generation) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.isClosing() {
+	switch {
+	case k.isClosing():
 		return ErrClosed
+	case k.doubts.restores != since.restores:
+		// As for a term that was held at the restore: the next Acquire replaces it.
+		k.replace[t.name] = t.grant(store.NewAttempt())
+		return errRestored
+	case k.doubts.wakes != since.wakes:
+		t.m.Doubt(string(ReasonWake), k.now()) // nobody else has the term yet
 	}
 	k.terms[t] = struct{}{}
 	if k.beats[t.times.interval] == nil {
@@ -298,7 +328,7 @@ func (k *Keeper) close(cutShort context.CancelFunc) error {
 	var left []error
 	for _, t := range k.list() {
 		left = append(left, fmt.Errorf("%w: %q (token %s)", ErrNotReleased, t.name, t.token))
-		t.apply(func(m *term.Machine, now clock.Reading) { m.Lose(string(ReasonShutdown), now) })
+		t.apply(func(m *term.Machine, now clock.Reading) { m.Lose(string(ReasonExpiring), now) })
 	}
 	cutShort()
 	k.work.Wait()
@@ -323,15 +353,21 @@ const (
 // answers false for every term, until a renewal that left afterwards confirms
 // (DoubtWake) or for good (DoubtRestore). why is for people; "" is allowed.
 func (k *Keeper) Doubt(kind DoubtKind, why string) {
-	for _, t := range k.list() {
+	k.mu.Lock()
+	if kind == DoubtWake {
+		k.doubts.wakes++
+	} else {
+		k.doubts.restores++
+		k.holder = newHolder(k.cfg.Host)
+	}
+	k.mu.Unlock()
+	for _, t := range k.list() { // what comes in later has seen the count
+
 		if kind == DoubtWake {
 			t.apply(func(m *term.Machine, now clock.Reading) { m.Doubt(string(ReasonWake), now) })
 			continue
 		}
 		k.restored(t, why)
-	}
-	if kind == DoubtRestore {
-		k.renameHolder()
 	}
 	k.nudge()
 }

@@ -114,8 +114,17 @@ func (k *Keeper) enqueue(r *release) {
 func (k *Keeper) sendReleases() {
 	for {
 		k.mu.Lock()
-		batch := k.pending
-		k.pending = nil
+		batch, names := k.pending[:0:0], map[string]bool{}
+		later := k.pending[:0:0]
+		for _, r := range k.pending {
+			if names[r.grant.Name] { // an earlier term of the name that did not know its end
+				later = append(later, r)
+				continue
+			}
+			names[r.grant.Name] = true
+			batch = append(batch, r)
+		}
+		k.pending = later
 		if len(batch) == 0 {
 			k.sending = false
 			k.mu.Unlock()

@@ -17,6 +17,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		terms   []*Term
 		grants  []store.Grant
 		timeout = store.MaxTTL
+		most    time.Duration // left to the term that has most: one that ends cuts no other short
 	)
 	attempts := store.NewAttempts(len(due))
 	for i, t := range due {
@@ -27,7 +28,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		t.apply(func(m *term.Machine, now clock.Reading) {
 			grant = t.grant(attempts[i])
 			if ok = m.Sent(grant.Attempt, now); ok {
-				timeout = min(timeout, t.times.interval, m.Left(now))
+				timeout, most = min(timeout, t.times.interval), max(most, m.Left(now))
 			}
 		})
 		if ok {
@@ -38,7 +39,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		return
 	}
 	sent := k.now()
-	ctx, cancel := context.WithTimeout(ctx, max(timeout, time.Millisecond))
+	ctx, cancel := context.WithTimeout(ctx, max(min(timeout, most), time.Millisecond))
 	results, err := k.st.Renew(ctx, grants)
 	cancel()
 	if err == nil && len(results) != len(grants) {
@@ -55,7 +56,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 				k.watchClock(sent, got, r.Record.Now)
 			}
 		}
-		lost := t.answered(grants[i].Attempt, r)
+		lost := t.answered(grants[i].Attempt, r, err == nil)
 		if r.Err != nil && !lost {
 			failed++
 			if firstErr == nil {
@@ -73,11 +74,12 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	}
 }
 
-// answered takes in the answer for one term. It reports whether the answer ended it.
-func (t *Term) answered(attempt store.Attempt, r store.Result) (lost bool) {
+// answered takes in the answer for one term; own says that it is for this term
+// and not for the request as a whole. It reports whether the answer ended it.
+func (t *Term) answered(attempt store.Attempt, r store.Result, own bool) (lost bool) {
 	confirmed := false
 	t.apply(func(m *term.Machine, now clock.Reading) {
-		t.busy = false
+		t.alone = false
 		if s := m.Check(now); s != term.Held && s != term.Doubt {
 			return
 		}
@@ -91,8 +93,8 @@ func (t *Term) answered(attempt store.Attempt, r store.Result) (lost bool) {
 			lost = true
 		default:
 			t.lastErr = r.Err
-			if errors.Is(r.Err, store.ErrBusy) {
-				t.busy, t.retryAt = true, now.Add(t.times.interval/8)
+			if own && errors.Is(r.Err, store.ErrBusy) {
+				t.alone, t.retryAt = true, now.Add(t.times.interval/8)
 			}
 			m.Fail(string(store.Classify(r.Err)), now)
 			if t.k.cfg.StandDownOnError {

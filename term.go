@@ -43,8 +43,8 @@ type Term struct {
 	mu        sync.Mutex
 	m         *term.Machine
 	warned    bool
-	retryAt   clock.Reading // when a busy record is tried again, alone
-	busy      bool
+	alone     bool // the next renewal goes alone, at retryAt
+	retryAt   clock.Reading
 	lastErr   error
 	rival     store.Record
 	why       string
@@ -227,6 +227,9 @@ func (t *Term) changes(before, after term.State, now clock.Reading) (events []Ev
 		lost := t.lost(Reason(t.m.Reason()), now)
 		t.err = lost
 		e.Kind, e.Reason, e.Err = EventLost, lost.Reason, lost
+		if lost.Reason == ReasonExpiring {
+			e.Kind = EventExpiring
+		}
 		return []Event{e}, lost
 	}
 	return []Event{e}, nil

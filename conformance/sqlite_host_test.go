@@ -106,7 +106,7 @@ func TestSQLiteReboot(t *testing.T) {
 	host.reboot("boot-2")
 	version := dataVersion(t, path)
 	start := host.boot
-	won := time.Duration(0)
+	var won time.Duration
 	writes := 0
 	for last := version(t); ; {
 		// Every try is a process of its own.

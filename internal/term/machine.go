@@ -15,6 +15,7 @@
 package term
 
 import (
+	"slices"
 	"time"
 
 	"github.com/tenurehq/tenure/fence"
@@ -61,6 +62,7 @@ type Machine struct {
 	open    []open        // sent and unanswered, oldest first
 	failure string        // code of the last failed try since the last confirmation
 	doubt   string        // why in doubt
+	urgent  bool          // no renewal has left since the doubt arose
 	marker  string
 	moved   clock.Reading // when the marker last moved
 }
@@ -130,7 +132,11 @@ func (m *Machine) Sent(attempt store.Attempt, now clock.Reading) bool {
 	if s := m.Check(now); s != Held && s != Doubt {
 		return false
 	}
+	if len(m.open) >= store.MaxKnown-1 { // an answer to the oldest would not be believed any more
+		m.open = slices.Delete(m.open, 0, 1)
+	}
 	m.open = append(m.open, open{attempt: attempt, sent: now})
+	m.urgent = false
 	return true
 }
 
@@ -139,6 +145,7 @@ func (m *Machine) Sent(attempt store.Attempt, now clock.Reading) bool {
 // comes after the trust ended does not bring it back. It reports whether the
 // trust was extended.
 func (m *Machine) Confirm(attempt store.Attempt, now clock.Reading, ttl time.Duration) bool {
+	m.Check(now) // a step that shows only now is older than the answer
 	for i, o := range m.open {
 		if o.attempt != attempt {
 			continue
@@ -147,7 +154,7 @@ func (m *Machine) Confirm(attempt store.Attempt, now clock.Reading, ttl time.Dur
 		// this attempt, which those requests do not list.
 		m.open = append([]open(nil), m.open[i+1:]...)
 		m.known = attempt
-		if s := m.Check(now); s != Held && s != Doubt || o.before {
+		if m.state != Held && m.state != Doubt || o.before {
 			return false
 		}
 		m.sent, m.ttl, m.failure, m.state, m.doubt = o.sent, min(ttl, m.p.TTL), "", Held, ""
@@ -176,7 +183,7 @@ func (m *Machine) Doubt(why string, now clock.Reading) {
 		return
 	}
 	m.at = now
-	m.state, m.doubt = Doubt, why
+	m.state, m.doubt, m.urgent = Doubt, why, true
 	for i := range m.open {
 		m.open[i].before = true
 	}
@@ -198,6 +205,9 @@ func (m *Machine) Release() {
 
 func (m *Machine) lose(reason string) { m.state, m.reason, m.doubt = Lost, reason, "" }
 
+// Urgent reports whether the term is in doubt and no renewal has left since.
+func (m *Machine) Urgent() bool { return m.state == Doubt && m.urgent }
+
 // State returns the state at the last reading.
 func (m *Machine) State() State { return m.state }
 
@@ -216,9 +226,6 @@ func (m *Machine) Known() []store.Attempt {
 	list = append(list, m.known)
 	for _, o := range m.open {
 		list = append(list, o.attempt)
-	}
-	if len(list) > store.MaxKnown {
-		list = append(list[:1:1], list[len(list)-store.MaxKnown+1:]...)
 	}
 	return list
 }
