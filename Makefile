@@ -35,9 +35,10 @@ race: ## run all tests with the race detector
 	go test -race -timeout 40m $(PACKAGES)
 
 .PHONY: torture
-torture: ## run the long form of the torture test (TORTURE_TERMS=100000)
+torture: ## run the long forms of the torture tests (TORTURE_TERMS=100000; TENURE_TORTURE_SEED repeats a run)
 	@tools/need go postgres faketime
-	cd conformance && TENURE_TORTURE_TERMS=$(TORTURE_TERMS) go test -run TestTorture -count 1 -v -timeout 12h .
+	cd cmd/tenure && TENURE_LONG=1 go test -run TestNoChildOutlivesItsTerm -count 1 -v -timeout 1h .
+	cd conformance && TENURE_TORTURE_TERMS=$(TORTURE_TERMS) TENURE_CASE_ROUNDS=200 go test -run 'TestTorture|TestKeeper' -count 1 -v -timeout 24h .
 
 .PHONY: bench
 bench: ## measure and write docs/BENCHMARKS.md

@@ -62,8 +62,8 @@ func WithConfirm(f func(*Term)) AcquireOption {
 
 // TryAcquire asks the store once. The error matches store.ErrHeld
 // (*store.HeldError) if somebody else holds the lease, ErrTooSlow if the answer
-// came so late that nothing was left to act on, ErrClosed, or one of package
-// store's. After an unknown outcome it gives back what may have been won.
+// came so late that nothing was left to act on, ErrClosed, ErrNotRunning, or one
+// of package store's. After an unknown outcome it gives back what may have been won.
 func (k *Keeper) TryAcquire(ctx context.Context, name string, opts ...AcquireOption) (*Term, error) {
 	w, err := k.contend(ctx, name, opts)
 	if err != nil {
@@ -81,7 +81,8 @@ func (k *Keeper) TryAcquire(ctx context.Context, name string, opts ...AcquireOpt
 // nothing until the holder's expiry, if the store tells of ends and starts of
 // terms; otherwise it asks once an interval. It gives up on answers that
 // waiting will not change: store.ErrInvalid, ErrPermission, ErrSchema,
-// ErrCopied, ErrUnsupported, and ErrReadOnly if the store never decided. When ctx ends, the error matches its cause and
+// ErrCopied, ErrUnsupported, and ErrReadOnly if the store never decided; and on
+// ErrClosed and ErrNotRunning. When ctx ends, the error matches its cause and
 // the last answer.
 func (k *Keeper) Acquire(ctx context.Context, name string, opts ...AcquireOption) (*Term, error) {
 	w, err := k.contend(ctx, name, opts)

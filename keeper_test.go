@@ -88,7 +88,7 @@ func blackHole(ctx context.Context, _ []store.Grant) ([]store.Result, error) {
 	return nil, ctx.Err()
 }
 
-// bench is one keeper on one host over one store, inside a synctest bubble.
+// rig is one keeper on one host over one store, inside a synctest bubble.
 type rig struct {
 	t      *testing.T
 	st     *faults

@@ -30,6 +30,7 @@ type job struct {
 
 	mu       sync.Mutex
 	grace    time.Duration
+	margin   time.Duration
 	process  *guardian.Process // while a command runs
 	starting bool              // a command is about to run
 	early    []os.Signal       // came while it was starting
@@ -57,7 +58,8 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) err
 		return failf(exitConfig, "this store cannot remember which slots are done: use SQLite or Postgres for --slot and --once-per")
 	}
 	cfg.Logger = f.logger(con)
-	cfg.OnEvent = j.note.event
+	cfg.OnEvent = j.event
+	j.margin = cfg.Margin
 	cfg.DrainTimeout = time.Millisecond // what is not released when the job ends is meant to expire
 	if j.k, err = tenure.NewKeeper(st, cfg); err != nil {
 		return failf(exitUsage, "%w", err)
@@ -197,6 +199,9 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	if err == nil {
 		outcome, err = j.command(ctx, t)
 	}
+	if errors.Is(err, guardian.ErrMayHaveRun) { // what it started may be beyond reach
+		return false, failf(exitLost, "lease %q (token %s) is left to expire, within %s: %w", t.Name(), t.Token(), shortDuration(j.f.ttl), err)
+	}
 	if err != nil {
 		return false, errors.Join(stopped(ctx, err), j.release(t))
 	}
@@ -232,8 +237,8 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 		}
 	}
 	if err := j.release(t); err != nil {
-		if errors.As(err, &lost) {
-			return true, &exitError{code: exitLost, err: lost}
+		if errors.As(err, &lost) { // too late to be sure that it was alone, and done all the same
+			return false, &exitError{code: exitLost, err: lost}
 		}
 		j.note.line("%v", err) // the work is done; the lease will lapse
 	}
@@ -280,6 +285,23 @@ func (j *job) confirmed(t *tenure.Term) {
 	j.last = guardian.Deadline{TermAt: until, KillAt: until + j.grace}
 	if j.process != nil {
 		_ = j.process.Extend(j.last) // too late, or over: the guardian has decided
+	}
+}
+
+// event tells what is wrong. In doubt the command's time is cut to the margin: a
+// trust that was counted by clocks that stood still may be over already. The
+// renewal that ends the doubt gives it back.
+func (j *job) event(e tenure.Event) {
+	j.note.event(e)
+	if e.Kind != tenure.EventDoubt {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	until := min(j.last.TermAt, clock.Boot()+j.margin)
+	j.last = guardian.Deadline{TermAt: until, KillAt: until + j.grace}
+	if j.process != nil {
+		_ = j.process.Extend(j.last) // as in confirmed
 	}
 }
 

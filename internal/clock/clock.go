@@ -2,7 +2,7 @@
 //
 // Monotonic time stops while the machine is suspended, boot time goes on, and
 // the wall clock may be set by anybody. No single one of them is enough: see
-// DESIGN in docs/ARCHITECTURE.md, "Time".
+// "Time" in docs/ARCHITECTURE.md.
 package clock
 
 import "time"

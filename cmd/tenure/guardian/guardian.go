@@ -22,7 +22,8 @@ var (
 	// ErrActive reports that this process runs another command already.
 	ErrActive = errors.New("guardian: a command is running already")
 	// ErrMayHaveRun reports that the guardian failed at the very moment of
-	// starting the command. Whatever started has been killed, but it may have run.
+	// starting the command. Whatever started has been killed as far as it can be,
+	// but it may have run: let the lease expire.
 	ErrMayHaveRun = errors.New("guardian: failed while starting the command, which may have run for a moment")
 )
 

@@ -81,6 +81,12 @@ BEGIN
 			INSERT INTO {{schema}}.tenure_lease (name, floor)
 				SELECT p_name, f.floor FROM {{schema}}.tenure_floor f FOR SHARE
 				ON CONFLICT DO NOTHING;
+			IF NOT FOUND THEN
+				PERFORM FROM {{schema}}.tenure_floor;
+				IF NOT FOUND THEN
+					RAISE EXCEPTION 'the row of tenure_floor is missing' USING ERRCODE = '42P01';
+				END IF;
+			END IF;
 			mode := 2;
 			CONTINUE;
 		END IF;
