@@ -114,8 +114,8 @@ func (k *Keeper) enqueue(r *release) {
 func (k *Keeper) sendReleases() {
 	for {
 		k.mu.Lock()
-		batch, names := k.pending[:0:0], map[string]bool{}
-		later := k.pending[:0:0]
+		var batch, later []*release
+		names := map[string]bool{}
 		for _, r := range k.pending {
 			if names[r.grant.Name] { // an earlier term of the name that did not know its end
 				later = append(later, r)
