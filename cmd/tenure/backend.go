@@ -148,6 +148,10 @@ func ownFile(uid int, env func(string) string) (string, error) {
 	return filepath.Join(dir, "tenure", "tenure.db"), nil
 }
 
+// storeWithheld is set for a command whose "tenure run" was given a store by
+// name: what it calls must not fall back on the default store in silence.
+const storeWithheld = "TENURE_STORE_WITHHELD"
+
 // chosenStore returns the store that the command's flags or the environment name.
 func chosenStore(cmd *cobra.Command) (location, error) {
 	s, err := cmd.Flags().GetString("store")
@@ -155,7 +159,13 @@ func chosenStore(cmd *cobra.Command) (location, error) {
 		return location{}, err
 	}
 	if !cmd.Flags().Changed("store") {
-		s = os.Getenv("TENURE_STORE")
+		var set bool
+		if s, set = os.LookupEnv("TENURE_STORE"); set && s == "" {
+			return location{}, failf(exitUsage, "TENURE_STORE is set and empty: name a store in it, or unset it for the default one")
+		}
+		if !set && os.Getenv(storeWithheld) != "" {
+			return location{}, failf(exitUsage, "no store: the \"tenure run\" that started this keeps its own to itself, as it may hold a password; give --store")
+		}
 		if s == "" {
 			path, err := ownFile(os.Geteuid(), os.Getenv)
 			return location{kind: kindSQLite, target: path, own: true}, err

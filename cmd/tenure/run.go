@@ -32,6 +32,7 @@ type runFlags struct {
 	meta       map[string]string
 	name       string
 	argv       []string
+	named      bool // the store is not the default one
 }
 
 const (
@@ -56,11 +57,13 @@ func newRun(con console) *cobra.Command {
 No shell stands in between. COMMAND gets the signals that tenure gets, and tenure
 exits with COMMAND's own code. COMMAND finds in its environment TENURE_LEASE,
 TENURE_TOKEN (larger in each later term: give it to whatever it writes to) and
-TENURE_HOLDER; TENURE_STORE is taken out of it.
+TENURE_HOLDER; TENURE_STORE, which may hold a password, is taken out of it, so a
+tenure that COMMAND calls needs --store.
 
 If the lease cannot be renewed in time, COMMAND and all that it started get
 SIGTERM, and SIGKILL after --grace, before anybody else can get the lease. This
-holds even if tenure itself is stopped or killed. What COMMAND leaves running in
+holds even if tenure itself is stopped or killed. A store that is down while tenure
+waits is asked again; one that is down at the start ends it with code 69. What COMMAND leaves running in
 the background when it ends is ended too.
 
 ` + storeHelp + `
@@ -91,6 +94,11 @@ the background when it ends is ended too.
 			if err != nil {
 				return err
 			}
+			loc, err := chosenStore(cmd)
+			if err != nil {
+				return err
+			}
+			f.named = !loc.own
 			return runJob(cmd, con, &f, cfg)
 		},
 		ValidArgsFunction: completeNames,
@@ -107,7 +115,7 @@ the background when it ends is ended too.
 	flags.StringVar(&f.slot, "slot", "", "run at most once with success for this key, such as a date")
 	flags.StringVar(&f.onLoss, "on-loss", onLossExit, "after the lease was lost: exit, or try again")
 	addDuration(flags, &f.stallAfter, "stall-after", 0, time.Second, store.MaxHold, "kill COMMAND and give the lease back if its progress does not change for this long; needs --progress")
-	flags.StringVar(&f.progress, "progress", "", "where progress shows: a FILE that changes, or \"fd\" for lines written to descriptor 3")
+	flags.StringVar(&f.progress, "progress", "", "where progress shows: a FILE whose content changes, or \"fd\" for lines written to descriptor 3")
 	flags.StringToStringVar(&f.meta, "meta", nil, "KEY=VALUE to keep with the lease for people to read")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "report each change of state on standard error")
 	must(cmd.RegisterFlagCompletionFunc("on-loss", cobra.FixedCompletions([]string{onLossExit, onLossAgain}, cobra.ShellCompDirectiveNoFileComp)))
@@ -150,10 +158,14 @@ func (f *runFlags) check(cmd *cobra.Command) (tenure.Config, error) {
 	case f.slot != "" && f.oncePer > 0:
 		return fail("--slot and --once-per exclude each other: --once-per makes the slot from the store's clock")
 	}
-	if f.slot != "" {
+	// What is given and empty is a variable that was not set: not a wish to do without.
+	if cmd.Flags().Changed("slot") {
 		if err := store.CheckSlot(f.slot); err != nil {
 			return fail("%w", err)
 		}
+	}
+	if cmd.Flags().Changed("progress") && f.progress == "" {
+		return fail("--progress \"\": name a file, or fd")
 	}
 	return cfg, nil
 }
@@ -164,7 +176,7 @@ func (f *runFlags) environment(t *tenure.Term) []string {
 	var env []string
 	for _, kv := range os.Environ() {
 		switch key, _, _ := strings.Cut(kv, "="); key {
-		case "TENURE_STORE", "TENURE_LEASE", "TENURE_TOKEN", "TENURE_HOLDER", "TENURE_PROGRESS_FD":
+		case "TENURE_STORE", storeWithheld, "TENURE_LEASE", "TENURE_TOKEN", "TENURE_HOLDER", "TENURE_PROGRESS_FD":
 		default:
 			env = append(env, kv)
 		}
@@ -172,6 +184,9 @@ func (f *runFlags) environment(t *tenure.Term) []string {
 	env = append(env, "TENURE_LEASE="+t.Name(), "TENURE_TOKEN="+t.Token().String(), "TENURE_HOLDER="+t.Holder())
 	if f.progress == progressDescriptor {
 		env = append(env, "TENURE_PROGRESS_FD=3")
+	}
+	if f.named {
+		env = append(env, storeWithheld+"=1")
 	}
 	return env
 }
