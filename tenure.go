@@ -12,6 +12,8 @@
 //		// write with the token
 //	}
 //
+// The examples are whole programs. [Do] is the loop for work that goes on.
+//
 // # Promised
 //
 // The right ends at TrustedUntil, which is the moment the winning request left

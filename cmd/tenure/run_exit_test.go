@@ -135,6 +135,7 @@ func TestRunKeepsTheStoreSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "leases.db")
+	run(t, "migrate", "--store", path).want(t, exitOK)
 	p := startWith(t, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "TENURE_STORE="+path) }, "run", "secret", "--", "sleep", "60")
 	until(t, "the command", func() bool { return len(members("secret")) > 0 })
 	guard := p.guardian()
@@ -189,4 +190,45 @@ func TestRunNotAcquired(t *testing.T) {
 	if _, err := os.Stat(path + ".ran"); err == nil {
 		t.Error("the command ran")
 	}
+}
+
+// What would run without the protection that was asked for does not run.
+func TestRunRefusesToRunUnprotected(t *testing.T) {
+	t.Parallel()
+	path, dir := fileStore(t), t.TempDir()
+	mark := filepath.Join(dir, "ran")
+	named := func(extra ...string) func(cmd *exec.Cmd) {
+		return func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, extra...) }
+	}
+	for what, tc := range map[string]struct {
+		env  []string
+		args []string
+		code int
+		part string
+	}{
+		"an empty slot":     {nil, []string{"--store", path, "--slot", ""}, exitUsage, "slot"},
+		"an empty store":    {nil, []string{"--store", ""}, exitUsage, "missing"},
+		"an empty variable": {[]string{"TENURE_STORE="}, nil, exitUsage, "set and empty"},
+		"a mistyped file":   {nil, []string{"--store", filepath.Join(dir, "typo.db")}, exitConfig, "tenure migrate"},
+		"a tenure inside":   {[]string{storeWithheld + "=1"}, nil, exitUsage, "give --store"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			args := append(append([]string{"run", "a"}, tc.args...), "--", "touch", mark)
+			r := startWith(t, named(tc.env...), args...).wait()
+			r.want(t, tc.code, tc.part)
+			if _, err := os.Stat(mark); err == nil {
+				t.Error("the command ran")
+			}
+		})
+	}
+	t.Run("the variable reaches what runs inside", func(t *testing.T) {
+		t.Parallel()
+		out := filepath.Join(t.TempDir(), "env")
+		run(t, "run", "b", "--store", path, "--", "sh", "-c", "env > "+out).want(t, exitOK)
+		text, _ := os.ReadFile(out)
+		if !strings.Contains(string(text), storeWithheld+"=1") || strings.Contains(string(text), path) {
+			t.Error("the environment does not say that the store is withheld, or names it")
+		}
+	})
 }

@@ -419,7 +419,7 @@ func TestRunBadStores(t *testing.T) {
 		"a later version":     {later, exitConfig, []string{later, "99", "newer tenure"}},
 		"a text":              {text, exitConfig, []string{text, "not a database"}},
 		"a directory":         {dir, exitUsage, []string{dir, "is a directory"}},
-		"no directory":        {filepath.Join(dir, "none", "x.db"), exitConfig, []string{"none/x.db", "no such directory"}},
+		"no directory":        {filepath.Join(dir, "none", "x.db"), exitConfig, []string{"none/x.db", "no such file", "tenure migrate --store"}},
 		"no tables":           {with(t, server, func(u *url.URL) { u.Path = "/postgres" }), exitConfig, []string{"tenure migrate --store"}},
 		"no database":         {with(t, server, func(u *url.URL) { u.Path = "/nosuch" }), exitUnavailable, []string{`"nosuch"`, "does not exist"}},
 		"no role":             {with(t, server, func(u *url.URL) { u.User = url.UserPassword("nosuch", "geheim") }), exitPermission, []string{"nosuch"}},
