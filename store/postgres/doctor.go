@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/tenurehq/tenure/store"
 )
 
@@ -22,7 +24,7 @@ func (s *Store) Diagnose(ctx context.Context) ([]store.Finding, error) {
 	found, err := s.inspect(ctx)
 	switch {
 	case errors.Is(err, store.ErrSchema):
-		found = []store.Finding{{Code: "schema_missing", Severity: store.Broken, Text: err.Error(), Fix: "run Migrate"}}
+		found = []store.Finding{{Code: "schema_missing", Severity: store.Broken, Text: err.Error(), Fix: "run: tenure migrate"}}
 	case err != nil:
 		return nil, err
 	default:
@@ -105,7 +107,7 @@ func (s *Store) settings(ctx context.Context) ([]store.Finding, error) {
 }
 
 func (s *Store) rights(ctx context.Context) ([]store.Finding, error) {
-	rows, err := s.do(ctx, "diagnose", `SELECT current_user, t.name || ' ' || r.name FROM
+	rows, err := s.do(ctx, "diagnose", `SELECT current_user, t.name, r.name FROM
 		(VALUES ('tenure_lease'), ('tenure_term'), ('tenure_slot'), ('tenure_floor')) t(name), (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) r(name)
 		WHERE NOT has_table_privilege('`+s.prefix+`' || t.name, r.name)
 			AND NOT (t.name = 'tenure_floor' AND r.name IN ('INSERT', 'DELETE')) AND NOT (t.name IN ('tenure_term', 'tenure_slot') AND r.name = 'UPDATE')
@@ -115,8 +117,12 @@ func (s *Store) rights(ctx context.Context) ([]store.Finding, error) {
 	}
 	var found []store.Finding
 	for _, r := range rows {
-		role, lacks := r.text(), r.text()
-		found = append(found, store.Finding{Code: "rights", Severity: store.Broken, Text: fmt.Sprintf("role %q lacks a right: %s", role, lacks), Fix: "GRANT it"})
+		role, table, right := r.text(), r.text(), r.text()
+		found = append(found, store.Finding{
+			Code: "rights", Severity: store.Broken,
+			Text: fmt.Sprintf("role %q lacks the right to %s on %s", role, right, table),
+			Fix:  fmt.Sprintf("GRANT %s ON %s%s TO %s;", right, s.prefix, table, pgx.Identifier{role}.Sanitize()),
+		})
 	}
 	return found, nil
 }

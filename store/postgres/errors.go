@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,9 +35,36 @@ func failure(what string, cfg *pgx.ConnConfig, err error) error {
 	class, advice := classify(cfg, err)
 	if advice == "" {
 		// pgx tells of several tries in several lines.
-		advice = strings.TrimPrefix(class.Error(), "store: ") + ": " + strings.Join(strings.Fields(err.Error()), " ")
+		advice = strings.TrimPrefix(class.Error(), "store: ") + ": " + causes(err)
 	}
 	return &refusal{text: "postgres: " + what + ": " + advice, class: class, cause: err}
+}
+
+// migrateFailure is failure for Migrate, which needs other rights than the rest.
+func (s *Store) migrateFailure(err error) error {
+	cfg := s.pool.Config().ConnConfig
+	pg, ok := serverError(err)
+	if !ok || pg.Code != "42501" {
+		return failure("migrate", cfg, err)
+	}
+	return &refusal{
+		text: fmt.Sprintf("postgres: migrate: user %q may not create or change tenure's tables (%s): run it as a role that may, or: GRANT CREATE ON SCHEMA %s TO %s;",
+			cfg.User, pg.Message, pgx.Identifier{s.schema}.Sanitize(), pgx.Identifier{cfg.User}.Sanitize()),
+		class: store.ErrPermission, cause: err,
+	}
+}
+
+// causes returns the lines of err, in which pgx tells of each address and each
+// way that it tried, as one line that says each thing once.
+func causes(err error) string {
+	var lines []string
+	for line := range strings.Lines(err.Error()) {
+		line = strings.Join(strings.Fields(line), " ")
+		if line != "" && !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Replace(strings.Join(lines, "; "), ":; ", ": ", 1)
 }
 
 // refusal is an error of a class whose text is better than its cause's.
@@ -72,12 +100,24 @@ func classify(cfg *pgx.ConnConfig, err error) (class error, advice string) {
 		return store.ErrPermission, fmt.Sprintf("%s says that this client's certificate is outside its validity, and this host's clock shows %s: renew the certificate, or set the server's clock right", server, stamp(time.Now()))
 	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		return store.ErrUnavailable, fmt.Sprintf("cannot connect to %s (%s): check the URL, and that the server runs and lets this host in", server, strings.Join(strings.Fields(err.Error()), " "))
+		return store.ErrUnavailable, fmt.Sprintf("cannot connect to %s (%s): check the URL, and that the server runs and lets this host in", server, causes(err))
 	}
 	return store.ErrUnavailable, ""
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// grants are the statements that give a user what it lacks: the use of the
+// schema, if that is what the server's message names, else all that leases need.
+func grants(user, message string) string {
+	to := pgx.Identifier{user}.Sanitize()
+	if schema, ok := strings.CutPrefix(message, "permission denied for schema "); ok {
+		return "GRANT USAGE ON SCHEMA " + pgx.Identifier{schema}.Sanitize() + " TO " + to + ";"
+	}
+	return "GRANT SELECT ON tenure_schema TO " + to +
+		"; GRANT SELECT, INSERT, UPDATE, DELETE ON tenure_lease, tenure_term, tenure_slot TO " + to +
+		"; GRANT SELECT, UPDATE ON tenure_floor TO " + to + ";"
+}
 
 func classifyServer(pg *pgconn.PgError, server, database, user string) (class error, advice string) {
 	switch pg.Code {
@@ -86,7 +126,7 @@ func classifyServer(pg *pgconn.PgError, server, database, user string) (class er
 	case "28000":
 		return store.ErrPermission, fmt.Sprintf("%s does not let user %q in (%s): use another user, or have pg_hba.conf allow this one", server, user, pg.Message)
 	case "42501":
-		return store.ErrPermission, fmt.Sprintf("user %q may not (%s): grant it SELECT, INSERT, UPDATE and DELETE on the tenure_ tables and USAGE on their schema", user, pg.Message)
+		return store.ErrPermission, fmt.Sprintf("user %q may not (%s): grant it its rights: %s", user, pg.Message, grants(user, pg.Message))
 	case "3D000":
 		return store.ErrUnavailable, fmt.Sprintf("database %q does not exist on %s: create it, or correct the URL", database, server)
 	case "25006":
@@ -94,7 +134,7 @@ func classifyServer(pg *pgconn.PgError, server, database, user string) (class er
 	case "42704": // settings that the URL passes on; nothing else here names an object of that kind
 		return store.ErrInvalid, fmt.Sprintf("the URL holds a setting that neither the client nor %s knows (%s): correct the URL", server, pg.Message)
 	case "42P01", "42883", "42703", "3F000":
-		return store.ErrSchema, fmt.Sprintf("database %q has not the tables or functions of this version (%s): run Migrate, or see `tenure doctor`", database, pg.Message)
+		return store.ErrSchema, fmt.Sprintf("database %q has not the tables or functions of this version (%s): run: tenure migrate", database, pg.Message)
 	case codeLockTimeout, codeDeadlock, codeSerialization:
 		return store.ErrBusy, ""
 	}

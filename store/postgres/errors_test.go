@@ -65,15 +65,20 @@ func TestC09Refusals(t *testing.T) {
 		admin := openPool(t, url)
 		role := fmt.Sprintf("poor_%d", time.Now().UnixNano())
 		exec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")
+		exec(t, admin, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+		s := open(t, openPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" }), postgres.Config{})
+		err := s.Migrate(bounded(t))
+		if want := `GRANT CREATE ON SCHEMA "public" TO "` + role + `";`; !errors.Is(err, store.ErrPermission) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Migrate: got error %v, want it to say %s", err, want)
+		}
 		if err := open(t, admin, postgres.Config{}).Migrate(bounded(t)); err != nil {
 			t.Fatal(err)
 		}
 		exec(t, admin, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO "+role)
-		s := open(t, openPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" }), postgres.Config{})
 		grants := []store.Grant{hold(t, s, request("job"))}
 		renewAll(t, s, grants)
 		exec(t, admin, "REVOKE UPDATE ON tenure_lease FROM "+role)
-		refuses(t, s, grants, store.ErrPermission, role, "grant it")
+		refuses(t, s, grants, store.ErrPermission, role, `GRANT SELECT, INSERT, UPDATE, DELETE ON tenure_lease`, `TO "`+role+`"`)
 		if !hasFinding(t, s, "rights") {
 			t.Error("Diagnose does not name the missing right")
 		}
@@ -98,7 +103,7 @@ func TestC09Refusals(t *testing.T) {
 		s, pool := fresh(t)
 		grants := []store.Grant{hold(t, s, request("job"))}
 		exec(t, pool, "DROP TABLE tenure_lease CASCADE")
-		refuses(t, s, grants, store.ErrSchema, "Migrate")
+		refuses(t, s, grants, store.ErrSchema, "run: tenure migrate")
 	})
 	t.Run("database", func(t *testing.T) {
 		t.Parallel()

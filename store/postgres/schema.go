@@ -34,7 +34,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	if err == nil || errors.Is(err, store.ErrSchema) {
 		return err
 	}
-	return failure("migrate", s.pool.Config().ConnConfig, err)
+	return s.migrateFailure(err)
 }
 
 func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
@@ -116,7 +116,7 @@ func (s *Store) Check(ctx context.Context) error {
 	}
 	var wrong []string
 	for _, f := range findings {
-		wrong = append(wrong, f.Text+" ("+f.Fix+")")
+		wrong = append(wrong, f.Text+": "+f.Fix)
 	}
 	if len(wrong) == 0 {
 		return nil
@@ -126,7 +126,7 @@ func (s *Store) Check(ctx context.Context) error {
 
 // inspect looks at the tables for Check and Diagnose.
 func (s *Store) inspect(ctx context.Context) ([]store.Finding, error) {
-	const migrate = "run Migrate, and see `tenure doctor`"
+	const migrate = "run: tenure migrate"
 	r, err := s.one(ctx, "check", "SELECT coalesce((SELECT max(version) FROM "+s.prefix+"tenure_schema), 0), "+
 		// The index must be exactly this: usable, unique, on all rows, on these two columns.
 		`(SELECT count(*) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace

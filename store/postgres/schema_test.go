@@ -44,8 +44,8 @@ func TestSchemasAreApart(t *testing.T) {
 	if err := b.Check(bounded(t)); !errors.Is(err, store.ErrSchema) {
 		t.Errorf("Check before Migrate: got error %v, want one matching %q", err, store.ErrSchema)
 	}
-	if _, err := b.Acquire(bounded(t), request("job")); !errors.Is(err, store.ErrSchema) || !strings.Contains(err.Error(), "Migrate") {
-		t.Errorf("Acquire before Migrate: got error %v, want one that names Migrate", err)
+	if _, err := b.Acquire(bounded(t), request("job")); !errors.Is(err, store.ErrSchema) || !strings.Contains(err.Error(), "run: tenure migrate") {
+		t.Errorf("Acquire before Migrate: got error %v, want one that names tenure migrate", err)
 	}
 	if !hasFinding(t, b, "schema_missing") {
 		t.Error("Diagnose does not name the missing tables")

@@ -95,3 +95,17 @@ func TestSameBoot(t *testing.T) {
 		}
 	}
 }
+
+// What a person reads says what to do, in the words of the command line.
+func TestClassifyAdvice(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"no such table: tenure_meta": "run: tenure migrate",
+		"file is not a database":     "it is no SQLite database",
+	} {
+		got := classify("check", errors.New(text)).Error()
+		if !strings.Contains(got, want) || strings.Contains(got, "Migrate") || want != "run: tenure migrate" && strings.Contains(got, "migrate") {
+			t.Errorf("%s: got %q, want it to say %q", text, got, want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +14,7 @@ import (
 
 // Diagnose implements store.Doctor. It takes as long as reading the whole file
 // once. The codes are journal_mode, synchronous, fullfsync, file_system,
-// schema, store_copied, inode_changed, host_unknown, corrupt, domain_open,
+// schema, read_only, store_copied, inode_changed, host_unknown, corrupt, domain_open,
 // wall_clock, directory, disk_space and size. The error is for a database that
 // cannot be read at all.
 func (s *Store) Diagnose(ctx context.Context) ([]store.Finding, error) {
@@ -23,7 +24,7 @@ func (s *Store) Diagnose(ctx context.Context) ([]store.Finding, error) {
 	}
 	defer conn.Close()
 	d := diagnosis{ctx: ctx, s: s, conn: conn}
-	for _, look := range []func() error{d.settings, d.fileSystem, d.tables, d.integrity, d.clock, d.directory, d.size} {
+	for _, look := range []func() error{d.settings, d.fileSystem, d.tables, d.writable, d.integrity, d.clock, d.directory, d.size} {
 		if err := look(); err != nil {
 			return d.findings, s.classify("diagnose", err)
 		}
@@ -85,11 +86,14 @@ func (d *diagnosis) fileSystem() error {
 func (d *diagnosis) tables() error {
 	m, err := readMeta(d.ctx, d.conn)
 	if err != nil {
-		d.add("schema", store.Broken, "run Migrate", "the tables cannot be read: %v", err)
+		if err = d.s.classify("read the tables", err); !errors.Is(err, store.ErrSchema) {
+			return err
+		}
+		d.add("schema", store.Broken, "run: tenure migrate", "the file has none of tenure's tables")
 		return nil
 	}
 	if err := d.s.judgeSchema(m); err != nil {
-		d.add("schema", store.Broken, "run Migrate, or use the program that made them", "%v", err)
+		d.add("schema", store.Broken, "run: tenure migrate, or use the program that made them", "%v", err)
 		return nil
 	}
 	if d.s.copied(m) {
@@ -110,6 +114,24 @@ func (d *diagnosis) tables() error {
 		d.add("domain_open", store.Info, "", "%d open terms are of another boot or time namespace than %s and are judged by watching for their TTL", foreign, d.s.host.Domain)
 	}
 	return nil
+}
+
+// writable takes the write lock for a moment and changes nothing. To look at the
+// file's mode would not do, since SQLite writes beside the file too.
+func (d *diagnosis) writable() error {
+	_, err := d.conn.ExecContext(d.ctx, "UPDATE tenure_meta SET value = value WHERE 0")
+	if err == nil {
+		return nil
+	}
+	switch err := d.s.classify("write", err); {
+	case errors.Is(err, store.ErrReadOnly), errors.Is(err, store.ErrPermission):
+		d.add("read_only", store.Broken, "let this user write the file and its directory", "this user cannot write %q or beside it, so it can take no lease here", d.s.path)
+		return nil
+	case errors.Is(err, store.ErrSchema), errors.Is(err, store.ErrBusy): // reported already; somebody else writes
+		return nil
+	default:
+		return err
+	}
 }
 
 func (d *diagnosis) integrity() error {
@@ -178,7 +200,7 @@ func (d *diagnosis) size() error {
 	if err := d.pragma("page_count", &pages); err != nil {
 		return err
 	}
-	d.add("size", store.Info, "", "%q has %d pages of %d bytes", d.s.path, pages, page)
+	d.add("size", store.Info, "", "%q has %d KiB", d.s.path, (pages*page+1023)/1024)
 	if free, ok := freeBytes(d.s.path); ok && free < 64<<20 {
 		d.add("disk_space", store.Warning, "free space on its disk", "%d MiB are left on the disk of %q; a full disk stops renewals", free>>20, d.s.path)
 	}

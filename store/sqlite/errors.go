@@ -80,7 +80,7 @@ func classify(doing string, err error) error {
 	case codePerm, codeAuth:
 		return wrap(store.ErrPermission, "")
 	case codeNotADB:
-		return wrap(store.ErrSchema, " (another path, or restore the file and raise the floor)")
+		return wrap(store.ErrSchema, ": it is no SQLite database, or damaged: name another file, or restore this one and raise the floor")
 	case codeCorrupt:
 		return wrap(store.ErrUnavailable, " (run tenure doctor; restore the file and raise the floor)")
 	case codeFull:
@@ -89,7 +89,7 @@ func classify(doing string, err error) error {
 	text := err.Error()
 	for _, part := range []string{"no such table", "no such column", "has no column named", "no such view"} {
 		if strings.Contains(text, part) {
-			return wrap(store.ErrSchema, " (run Migrate)")
+			return wrap(store.ErrSchema, ": run: tenure migrate")
 		}
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {

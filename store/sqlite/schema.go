@@ -134,7 +134,7 @@ func (s *Store) judgeSchema(m meta) error {
 	if version == strconv.Itoa(len(migrations)) {
 		return nil
 	}
-	next := "run Migrate"
+	next := "run: tenure migrate"
 	if n, err := strconv.Atoi(version); err == nil && n > len(migrations) {
 		next = "use a newer tenure"
 	}
