@@ -49,12 +49,12 @@ type location struct {
 	kind kind
 	// target is the file's path or the server's URL, with its password.
 	target string
+	// fromEnv says that TENURE_STORE names it.
+	fromEnv bool
 	// own says that nobody named the store, so that the file is this program's
 	// own to create and upgrade.
 	own bool
 }
-
-var passwordParameter = regexp.MustCompile(`(?i)((?:^|&)[^=&]*password=)[^&]*`)
 
 // String names the store for people, without a password.
 func (l location) String() string {
@@ -63,10 +63,47 @@ func (l location) String() string {
 		if err != nil {
 			return "postgres://…"
 		}
-		u.RawQuery = passwordParameter.ReplaceAllString(u.RawQuery, "${1}xxxxx")
+		u.RawQuery = redact(u.RawQuery)
 		return u.Redacted()
 	}
 	return string(kindSQLite) + ":" + l.target
+}
+
+// argument returns what names the store in a command for a shell, without a
+// password: " --store …", or "" for the default file.
+func (l location) argument() string {
+	switch {
+	case l.own:
+		return ""
+	case l.fromEnv:
+		return ` --store "$TENURE_STORE"`
+	}
+	name := l.String()
+	if u, err := url.Parse(l.target); l.kind == kindPostgres && err == nil {
+		if u.User != nil {
+			u.User = url.User(u.User.Username())
+		}
+		query := u.Query()
+		for key := range query {
+			if strings.Contains(strings.ToLower(key), "password") {
+				query.Del(key)
+			}
+		}
+		u.RawQuery = query.Encode()
+		name = u.String()
+	}
+	return " --store " + shellWord(name)
+}
+
+// command returns a command of this program on this store, for a shell.
+func (l location) command(what string) string { return "tenure " + what + l.argument() }
+
+var storeCommand = regexp.MustCompile(`tenure (?:migrate|lease raise-floor)\b`)
+
+// complete names the store in the commands that a store's own text advises: a
+// store does not know by which name it was reached.
+func (l location) complete(text string) string {
+	return storeCommand.ReplaceAllStringFunc(text, func(c string) string { return c + l.argument() })
 }
 
 // errMemory says why a memory store is no use on the command line.
@@ -84,7 +121,7 @@ func locate(s string) (location, error) {
 		} else if strings.Contains(s, "@") {
 			shown = schemeSyntax.FindString(s) + "…"
 		}
-		return location{}, failf(exitUsage, "store %q: %s", shown, rule)
+		return location{}, badStore("store %q: %s", shown, rule)
 	}
 	if escape(s) != s {
 		return bad("holds a character that cannot be printed")
@@ -112,7 +149,7 @@ func locate(s string) (location, error) {
 		if err != nil || u.Opaque != "" || (u.Host == "" && u.Query().Get("host") == "" && u.Path == "") {
 			return bad("not a URL of the form postgres://USER@HOST:PORT/NAME (write / : @ ? # % in a user or password as %2F %3A %40 %3F %23 %25)")
 		}
-		return location{kind: kindPostgres, target: s}, nil
+		return location{kind: kindPostgres, target: scheme + s[len(scheme):]}, nil
 	case "memory:":
 		return bad(errMemory.Error())
 	default:
@@ -171,7 +208,20 @@ func chosenStore(cmd *cobra.Command) (location, error) {
 			return location{kind: kindSQLite, target: path, own: true}, err
 		}
 	}
-	return locate(s)
+	loc, err := locate(s)
+	loc.fromEnv = !cmd.Flags().Changed("store")
+	return loc, err
+}
+
+// takeStore lets the argument of a command name its store, as --store does.
+func takeStore(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.Flags().Changed("store") {
+		return failf(exitUsage, "name the store once: as an argument, or with --store")
+	}
+	return cmd.Flags().Set("store", args[0])
 }
 
 // openStore opens the chosen store and checks its tables. It creates and
@@ -236,7 +286,7 @@ func prepareFile(loc location, create bool) (fresh bool, err error) {
 	info, err := os.Stat(loc.target)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && !create:
-		return false, failf(exitConfig, "store %s: no such file; make it with \"tenure migrate --store %s\"", loc, loc)
+		return false, failf(exitConfig, "store %s: no such file; run: %s", loc, loc.command("migrate"))
 	case errors.Is(err, os.ErrNotExist):
 		if dir := filepath.Dir(loc.target); !exists(dir) {
 			return false, failf(exitConfig, "store %s: no such directory %s; make it first", loc, dir)
@@ -247,7 +297,9 @@ func prepareFile(loc location, create bool) (fresh bool, err error) {
 	case err != nil:
 		return false, failf(exitConfig, "store %s: %w", loc, err)
 	case info.IsDir():
-		return false, failf(exitUsage, "store %s: is a directory; name a file in it", loc)
+		return false, badStore("store %s: is a directory; name a file in it, such as %s", loc, filepath.Join(loc.target, "tenure.db"))
+	case !info.Mode().IsRegular():
+		return false, badStore("store %s: is no regular file; name one on a local disk, or one that is not there yet", loc)
 	case info.Size() == 0 && create:
 		return true, nil
 	}
@@ -281,7 +333,7 @@ func allFeatures(ctx context.Context) ([]store.Features, error) {
 	all := []store.Features{memory.New().Features()}
 	for _, loc := range []location{
 		{kind: kindSQLite, target: filepath.Join(dir, "tenure.db")},
-		{kind: kindPostgres, target: "postgres://localhost/"},
+		{kind: kindPostgres, target: "postgres://localhost/tenure"},
 	} {
 		st, closeStore, err := connect(ctx, loc)
 		if err != nil {

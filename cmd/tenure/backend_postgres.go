@@ -15,7 +15,10 @@ import (
 func connectPostgres(ctx context.Context, url string) (backend, closeFunc, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, nil, failf(exitUsage, "store URL: %w", err)
+		return nil, nil, badStore("store URL: %w", err)
+	}
+	if cfg.ConnConfig.Database == "" {
+		return nil, nil, badStore("store %s: names no database, and the user's name is not taken for one: write postgres://USER@HOST/NAME", location{kind: kindPostgres, target: url})
 	}
 	cfg.ConnConfig.RuntimeParams["application_name"] = "tenure"
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)

@@ -51,15 +51,24 @@ func TestBadSQLite(t *testing.T) {
 		{"no file", filepath.Join(dir, "none.db"), exitConfig, []string{"no such file", "tenure migrate --store"}},
 		{"no directory", filepath.Join(dir, "none", "x.db"), exitConfig, []string{"no such file"}},
 		{"a directory", dir, exitUsage, []string{"is a directory"}},
-		{"a text", write("text.db", strings.Repeat("not a database\n", 100)), exitConfig, []string{"not a database"}},
+		{"a text", write("text.db", strings.Repeat("not a database\n", 100)), exitConfig, []string{"no SQLite database", "name another file"}},
 		{"an empty file", write("empty.db", ""), exitConfig, []string{"tenure migrate --store"}},
-		{"somebody else's database", foreign, exitConfig, []string{"tenure migrate --store"}},
+		{"somebody else's database", foreign, exitConfig, []string{"run: tenure migrate --store"}},
 		{"a later version", later, exitConfig, []string{"99", "newer tenure"}},
 	} {
 		for _, args := range []string{"lease ls", "lease get a", "lease revoke a --token 1 --reason x"} {
 			t.Run(tc.what+"/"+args, func(t *testing.T) {
 				t.Parallel()
-				cli(t, append(strings.Fields(args), "--store", tc.path)...).want(t, tc.code, append(tc.parts, tc.path)...)
+				r := cli(t, append(strings.Fields(args), "--store", tc.path)...)
+				r.want(t, tc.code, append(tc.parts, tc.path)...)
+				for _, foreign := range []string{"Migrate", "store: ", "sqlite: "} {
+					if strings.Contains(r.err, ": "+foreign) || strings.Contains(r.err, "run "+foreign) {
+						t.Errorf("stderr: got %q, which holds %q", r.err, foreign)
+					}
+				}
+				if tc.what == "a text" && strings.Contains(r.err, "migrate") {
+					t.Errorf("stderr: got %q, which would have a text migrated", r.err)
+				}
 			})
 		}
 	}
@@ -98,8 +107,11 @@ func with(t *testing.T, address string, change func(*url.URL)) string {
 func TestPostgres(t *testing.T) {
 	t.Parallel()
 	address := pgtest.Database(t)
-	cli(t, "lease", "ls", "--store", address).want(t, exitConfig, "store postgres://", "tenure migrate --store")
-	cli(t, "migrate", "--store", address).want(t, exitOK, "ready")
+	cli(t, "lease", "ls", "--store", address).want(t, exitConfig, "store postgres://", "run: tenure migrate --store "+location{kind: kindPostgres, target: address}.argument()[len(" --store "):])
+	if r := cli(t, "doctor", address); r.code != exitBroken || !strings.Contains(r.out, "run: tenure migrate --store") {
+		t.Errorf("doctor: got %d, %q, %q", r.code, r.out, r.err)
+	}
+	cli(t, "migrate", address).want(t, exitOK, "ready")
 	cli(t, "migrate", "--store", address).want(t, exitOK, "ready")
 	cli(t, "lease", "ls", "--store", address).want(t, exitOK)
 	cli(t, "lease", "get", "a", "--store", address).want(t, exitNotFound, `"a"`)
@@ -146,13 +158,16 @@ func TestPostgresUnusable(t *testing.T) {
 	}{
 		{"no database", with(t, server, func(u *url.URL) { u.Path = "/nosuch" }), exitUnavailable, []string{`"nosuch"`, "does not exist"}},
 		{"no role", with(t, server, func(u *url.URL) { u.User = url.UserPassword("nosuch", "geheim") }), exitPermission, []string{"nosuch"}},
-		{"no server", "postgres://u@" + closed + "/x?sslmode=disable", exitUnavailable, []string{closed}},
+		{"no server", "postgres://u@" + closed + "/x?sslmode=prefer", exitUnavailable, []string{closed}},
 		{"an expired certificate", expiredServer(t), exitUnavailable, []string{"valid from 2001-", "to 2002-", "clock"}},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			t.Parallel()
 			r := cli(t, "lease", "ls", "--store", tc.address)
 			r.want(t, tc.code, append(tc.parts, "store postgres://")...)
+			if tc.what == "no server" && strings.Count(r.err, "connection refused") != 1 {
+				t.Errorf("stderr: got %q, want the cause once", r.err)
+			}
 			if strings.Contains(r.err, "geheim") {
 				t.Errorf("stderr shows a password: %q", r.err)
 			}

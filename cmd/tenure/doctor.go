@@ -18,7 +18,7 @@ type featuresJSON struct {
 	Backend      string          `json:"backend"`
 	Clock        store.ClockKind `json:"clock"`
 	MinTTL       int64           `json:"min_ttl_ms"`
-	Granularity  float64         `json:"granularity_ms"`
+	Granularity  int64           `json:"granularity_ns"`
 	BatchRenew   bool            `json:"batch_renew"`
 	Watch        bool            `json:"watch"`
 	JoinedFence  bool            `json:"joined_fence"`
@@ -53,10 +53,8 @@ does not hold.`, exitOK, exitWarnings, exitBroken),
 		if markdown {
 			return printGuarantees(ctx, cmd.OutOrStdout())
 		}
-		if len(args) == 1 {
-			if err := cmd.Flags().Set("store", args[0]); err != nil {
-				return err
-			}
+		if err := takeStore(cmd, args); err != nil {
+			return err
 		}
 		loc, err := chosenStore(cmd)
 		if err != nil {
@@ -79,6 +77,9 @@ does not hold.`, exitOK, exitWarnings, exitBroken),
 			if findings, err = d.Diagnose(ctx); err != nil {
 				return explain(loc, err)
 			}
+		}
+		for i := range findings {
+			findings[i].Text, findings[i].Fix = words(findings[i].Text), loc.complete(findings[i].Fix)
 		}
 		if err := printDiagnosis(cmd.OutOrStdout(), *out, loc, st.Features(), findings); err != nil {
 			return err
@@ -114,7 +115,7 @@ func printDiagnosis(w io.Writer, out format, loc location, f store.Features, fin
 		return printJSON(w, map[string]any{
 			"store": loc.String(),
 			"features": featuresJSON{
-				Backend: f.Backend, Clock: f.Clock, MinTTL: millis(f.MinTTL), Granularity: f.Granularity.Seconds() * 1000,
+				Backend: f.Backend, Clock: f.Clock, MinTTL: millis(f.MinTTL), Granularity: f.Granularity.Nanoseconds(),
 				BatchRenew: f.BatchRenew, Watch: f.Watch, JoinedFence: f.JoinedFence, Reach: f.Reach,
 				TokensReset: f.TokensReset, LosesWrites: f.LosesWrites, ClockCaution: f.ClockCaution,
 			},

@@ -75,7 +75,7 @@ func printReplies(cmd *cobra.Command, out format, replies []tenure.DoubtReply) e
 		rows = append(rows, []string{r.Holder, fmt.Sprint(r.Terms), answer})
 	}
 	if out == asJSON {
-		return printJSON(cmd.OutOrStdout(), list)
+		return printJSON(cmd.OutOrStdout(), map[string]any{"keepers": list})
 	}
 	if len(replies) == 0 {
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), "no keeper listens on this host")

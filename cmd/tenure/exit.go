@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,7 @@ func exitHelp() string {
 type exitError struct {
 	code int
 	err  error
+	see  string // the command whose help tells more of a usage error; "" for the one that failed
 }
 
 func (e *exitError) Error() string {
@@ -89,6 +91,11 @@ func (e *exitError) Unwrap() error { return e.err }
 // failf returns an error that ends the program with code and this message.
 func failf(code int, format string, args ...any) error {
 	return &exitError{code: code, err: fmt.Errorf(format, args...)}
+}
+
+// badStore returns the error of a store that was named wrongly.
+func badStore(format string, args ...any) error {
+	return &exitError{code: exitUsage, see: "tenure", err: fmt.Errorf(format, args...)}
 }
 
 // codeExits maps the reason codes of package store to exit codes.
@@ -169,16 +176,12 @@ func report(w io.Writer, cmd *cobra.Command, err error) int {
 		return coded.code
 	}
 	msg := plain(err.Error())
-	if coded.code == exitUsage {
-		msg += fmt.Sprintf(" (see \"%s --help\")", cmd.CommandPath())
+	switch {
+	case coded.code == exitUsage:
+		msg += fmt.Sprintf(" (see \"%s --help\")", cmp.Or(coded.see, cmd.CommandPath()))
+	case errors.Is(err, context.DeadlineExceeded) && cmd.Flags().Lookup("timeout") != nil:
+		msg += "; allow more time with --timeout"
 	}
 	fmt.Fprintln(w, "tenure: "+msg)
 	return coded.code
 }
-
-// plain makes a message fit to follow the name of the program: one line, without
-// that name again, and with nothing that acts on a terminal.
-func plain(msg string) string { return escape(strings.TrimPrefix(oneLine(msg), "tenure: ")) }
-
-// oneLine joins the lines of a message from elsewhere.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

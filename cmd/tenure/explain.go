@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,24 +20,19 @@ func explain(loc location, err error) error {
 	}
 	next := ""
 	switch store.Classify(err) {
-	case store.CodeSchema:
-		next = fmt.Sprintf("; if its tables are missing or old, run \"tenure migrate --store %s\"", loc)
 	case store.CodeCopied:
-		next = fmt.Sprintf("; \"tenure migrate --adopt --store %s\" does that", loc)
+		next = "; or run: " + loc.command("migrate --adopt")
 	case store.CodeNotFound:
 		next = "; \"tenure lease ls\" shows the names"
 	case store.CodeNoContact:
 		if errors.Is(err, context.DeadlineExceeded) {
-			next = "; check the address, or allow more time with --timeout"
+			next = "; check the address"
 		}
-	case store.CodeBusy, store.CodePermission, store.CodeReadOnly, store.CodeUnsupported:
+	case store.CodeSchema, store.CodeBusy, store.CodePermission, store.CodeReadOnly, store.CodeUnsupported:
 	default:
 		return asExit(err)
 	}
-	msg := oneLine(err.Error())
-	for _, origin := range []string{"acquire: ", "store: ", "sqlite: ", "postgres: "} {
-		msg = strings.TrimPrefix(msg, origin)
-	}
+	msg := loc.complete(words(err.Error()))
 	return asExit(&explained{msg: fmt.Sprintf("store %s: %s%s", loc, msg, next), err: err})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,6 +40,26 @@ func addTimeout(cmd *cobra.Command) *time.Duration {
 	d := new(time.Duration)
 	addDuration(cmd.Flags(), d, "timeout", requestTime, 100*time.Millisecond, time.Hour, "how long the store may take to answer")
 	return d
+}
+
+// oneName wants the one argument of a command to be a lease's name.
+func oneName(cmd *cobra.Command, args []string) error {
+	usage := strings.TrimSuffix(cmd.UseLine(), " [flags]")
+	switch len(args) {
+	case 0:
+		return fmt.Errorf("name the lease: %s", usage)
+	case 1:
+		return notStore(args[0])
+	}
+	return fmt.Errorf("one lease, not %d: %s", len(args), usage)
+}
+
+// notStore refuses a store in the place of a name.
+func notStore(name string) error {
+	if strings.Contains(name, "://") {
+		return failf(exitUsage, "%q is a store and no lease's name: use --store", name)
+	}
+	return nil
 }
 
 // withStore runs f with the chosen store, within timeout.
@@ -116,6 +137,9 @@ func newLeaseList() *cobra.Command {
 		if len(args) > 0 {
 			prefix = args[0]
 		}
+		if err := notStore(prefix); err != nil {
+			return err
+		}
 		if err := store.CheckPrefix(prefix); err != nil {
 			return err
 		}
@@ -142,7 +166,7 @@ func newLeaseGet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get NAME",
 		Short: "Show one lease, from an authoritative read",
-		Args:  cobra.ExactArgs(1),
+		Args:  oneName,
 	}
 	timeout, out := addTimeout(cmd), addFormat(cmd)
 	cmd.ValidArgsFunction = completeNames
@@ -207,7 +231,7 @@ func newLeaseHistory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history NAME",
 		Short: "Show the terms of a lease, newest first",
-		Args:  cobra.ExactArgs(1),
+		Args:  oneName,
 	}
 	cmd.Flags().IntVar(&limit, "limit", 0, "show at most this many terms (0: all that the store keeps)")
 	timeout, out := addTimeout(cmd), addFormat(cmd)
@@ -234,6 +258,11 @@ func newLeaseHistory() *cobra.Command {
 				rows = append(rows, []string{t.Token.String(), t.Holder, clockTime(t.AcquiredAt), clockTime(t.EndedAt), t.End, t.Why})
 				if limit > 0 && len(terms) == limit {
 					break
+				}
+			}
+			if len(terms) == 0 { // of a lease without a term, or of none
+				if _, err := st.Get(ctx, args[0]); err != nil {
+					return fmt.Errorf("history of %q: %w", args[0], err)
 				}
 			}
 			if *out == asJSON {

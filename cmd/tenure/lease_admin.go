@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -97,7 +98,9 @@ func (e *ending) run(ctx context.Context, cmd *cobra.Command, con console, name,
 		token = r.Token
 	}
 	return withStore(ctx, cmd, *e.timeout, func(ctx context.Context, st store.Store) error {
-		if err := st.Revoke(ctx, name, token, e.rev); err != nil {
+		if err := st.Revoke(ctx, name, token, e.rev); errors.Is(err, store.ErrSuperseded) {
+			return notCurrent(ctx, cmd, st, fmt.Errorf("%s %q, token %s: %w", what, name, token, err), name)
+		} else if err != nil {
 			return fmt.Errorf("%s %q, token %s: %w", what, name, token, err)
 		}
 		r, err := st.Get(ctx, name)
@@ -107,6 +110,16 @@ func (e *ending) run(ctx context.Context, cmd *cobra.Command, con console, name,
 		fmt.Fprintln(cmd.ErrOrStderr(), escape(e.outcome(&r, token)))
 		return nil
 	})
+}
+
+// notCurrent says in place of err, about a token of name, which one is current.
+func notCurrent(ctx context.Context, cmd *cobra.Command, st store.Store, err error, name string) error {
+	loc, locErr := chosenStore(cmd)
+	r, getErr := st.Get(ctx, name)
+	if locErr != nil || getErr != nil {
+		return err // says all that is known
+	}
+	return &explained{err: err, msg: fmt.Sprintf("lease %q: nothing was changed, since the current token is %s (%s); see: %s", name, r.Token, state(&r), loc.command("lease get "+name))}
 }
 
 // outcome says what a person must know after the term was ended.
@@ -153,7 +166,7 @@ func newLeaseRevoke(con console) *cobra.Command {
 refused. The holder stops its work and releases the lease; nobody else gets it
 before that, or before the term expires. With --now the lease is free at once,
 and two may act until the old holder learns of it.`,
-		Args: cobra.ExactArgs(1),
+		Args: oneName,
 	}
 	e := addEnding(cmd)
 	cmd.Flags().BoolVar(&e.rev.Now, "now", false, "free the lease at once; two may act until the old holder learns of it")
@@ -171,7 +184,7 @@ func newLeaseHandoff(con console) *cobra.Command {
 		Long: fmt.Sprintf(`End a term as revoke does, and reserve the lease for a named holder afterwards:
 for the term's TTL, at most %s, then it is free to all. HOLDER is a holder's full
 identity, or the part before its first slash, which is its host.`, shortDuration(store.MaxHandoff)),
-		Args: cobra.ExactArgs(1),
+		Args: oneName,
 	}
 	e := addEnding(cmd)
 	cmd.Flags().StringVar(&e.rev.HandoffTo, "to", "", "holder, or host, that may acquire it first (required)")
@@ -210,6 +223,9 @@ below the floor ends as if revoked. A floor never goes down.`,
 		name, whose := "", "every name"
 		if !all {
 			name, whose = args[0], args[0]
+			if err := notStore(name); err != nil {
+				return err
+			}
 			if err := store.CheckName(name); err != nil {
 				return err
 			}
@@ -231,6 +247,11 @@ below the floor ends as if revoked. A floor never goes down.`,
 		defer closeStore()
 		if err := st.RaiseFloor(ctx, name, fence.Token(floor)); err != nil {
 			return explain(loc, fmt.Errorf("raise-floor of %s to %s: %w", whose, fence.Token(floor), err))
+		}
+		// No store tells the floor of all names; that of one name is in its record.
+		if r, err := st.Get(ctx, name); !all && err == nil && r.Floor > fence.Token(floor) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: the floor is %s already; nothing was changed\n", whose, r.Floor)
+			return nil
 		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: every later token is larger than %s\n", whose, fence.Token(floor))
 		return nil

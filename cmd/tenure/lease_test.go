@@ -31,6 +31,7 @@ func TestLeaseGolden(t *testing.T) {
 	cli(t, "lease", "revoke", "jobs/nightly", "--token", "2", "--reason", "wrong version", "--by", "ops@desk", "--store", path).want(t, exitOK,
 		"jobs/nightly: token 2 is revoked", "when its holder has stopped")
 	cli(t, "lease", "raise-floor", "other", "--to", "40", "--store", path).want(t, exitOK, "other: every later token is larger than 40")
+	cli(t, "lease", "raise-floor", "other", "--to", "5", "--store", path).want(t, exitOK, "other: the floor is 40 already")
 
 	for name, args := range map[string]string{
 		"ls.txt":       "lease ls",
@@ -61,6 +62,7 @@ func TestLeaseNotFound(t *testing.T) {
 	t.Parallel()
 	path := fileStore(t)
 	cli(t, "lease", "get", "nosuch", "--store", path).want(t, exitNotFound, `"nosuch"`, path, "tenure lease ls")
+	cli(t, "lease", "history", "nosuch", "--store", path).want(t, exitNotFound, `"nosuch"`, "no such lease")
 	cli(t, "lease", "revoke", "nosuch", "--token", "1", "--reason", "x", "--store", path).want(t, exitNotFound, `"nosuch"`)
 }
 
@@ -70,7 +72,7 @@ func TestRevoke(t *testing.T) {
 	g := acquire(t, path, "a", "host-1/1/a/b")
 
 	r := cli(t, "lease", "revoke", "a", "--token", "7", "--reason", "x", "--store", path)
-	r.want(t, exitConflict, `"a"`, "token 7")
+	r.want(t, exitConflict, `"a"`, "nothing was changed", "the current token is 1 (held)", "tenure lease get a --store sqlite:"+path)
 
 	r = cliOn(t, "n\n", true, "lease", "revoke", "a", "--reason", "x", "--store", path)
 	if r.code != exitUsage || !strings.Contains(r.err, "token 1, held by host-1/1/a/b? [y/N]") || !strings.Contains(r.err, "not confirmed") {

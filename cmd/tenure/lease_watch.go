@@ -27,7 +27,7 @@ func newLeaseWatch() *cobra.Command {
 for each revocation. Renewals make no line. Where the store can tell of changes
 nothing is asked meanwhile; else the store is asked when the term would expire.
 With -o json each line is an object.`,
-		Args: cobra.ExactArgs(1),
+		Args: oneName,
 	}
 	timeout, out := addTimeout(cmd), addFormat(cmd)
 	cmd.ValidArgsFunction = completeNames
@@ -149,7 +149,7 @@ func (w *watch) ask(ctx context.Context, told bool) (time.Duration, error) {
 	case errors.Is(err, store.ErrNotFound):
 		r = store.Record{Name: w.name}
 	case err != nil && isRefusal(err):
-		return retryIn, w.changed(watchLine{Event: "unknown", Name: w.name, Reason: oneLine(err.Error())})
+		return retryIn, w.changed(watchLine{Event: "unknown", Name: w.name, Reason: words(err.Error())})
 	case err != nil:
 		return 0, fmt.Errorf("watch %q: %w", w.name, err)
 	}

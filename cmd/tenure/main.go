@@ -12,8 +12,10 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
@@ -45,6 +47,7 @@ func execute(ctx context.Context, args []string, con console) int {
 	root.SetIn(con.in)
 	root.SetOut(con.out)
 	root.SetErr(con.err)
+	strictHelp(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	return report(con.err, cmd, err)
 }
@@ -65,7 +68,9 @@ that you already run, and runs jobs so that two copies do not overlap.
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE:          helpOnly,
+		Version:       buildVersion().String(),
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.PersistentFlags().String("store", "", "store to use (default $TENURE_STORE, else a SQLite file of this user)")
 	root.AddCommand(
 		newRun(con),
@@ -76,6 +81,26 @@ that you already run, and runs jobs so that two copies do not overlap.
 		newVersion(),
 	)
 	return root
+}
+
+// strictHelp makes cobra's own commands refuse arguments that they do not know.
+// These commands keep the output that root has now.
+func strictHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+					return fmt.Errorf("no help on %q", strings.Join(args, " "))
+				}
+				return nil
+			}
+		case "completion":
+			cmd.RunE = helpOnly
+		}
+	}
 }
 
 // helpOnly is the action of a command that only groups others.

@@ -16,16 +16,19 @@ type adopter interface {
 func newMigrate() *cobra.Command {
 	var adopt bool
 	cmd := &cobra.Command{
-		Use:   "migrate",
+		Use:   "migrate [STORE]",
 		Short: "Create or upgrade the tables of a store",
-		Long: `Create or upgrade tenure's tables in the store that --store names. It may be
-repeated, and changes nothing that is in place. Only the default SQLite file is
-set up without this command.`,
-		Args: cobra.NoArgs,
+		Long: `Create or upgrade tenure's tables in the store that STORE or --store names. It
+may be repeated, and changes nothing that is in place. Only the default SQLite
+file is set up without this command.`,
+		Args: cobra.MaximumNArgs(1),
 	}
 	timeout := addTimeout(cmd)
 	cmd.Flags().BoolVar(&adopt, "adopt", false, "take over a SQLite file that was copied from another host and is out of use there")
-	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
+	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, args []string) error {
+		if err := takeStore(cmd, args); err != nil {
+			return err
+		}
 		loc, err := chosenStore(cmd)
 		if err != nil {
 			return err

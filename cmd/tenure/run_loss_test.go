@@ -183,8 +183,8 @@ func TestRunDoubtWake(t *testing.T) {
 	a.listening()
 	before := get(t, st, "a")
 	r := doubt(t, a.dir, "--reason", "wake", "-o", "json")
-	var replies []doubtJSON
-	if err := json.Unmarshal([]byte(r.out), &replies); r.code != exitOK || err != nil || len(replies) != 1 || replies[0].Terms != 1 || replies[0].Holder != before.Holder {
+	var replies struct{ Keepers []doubtJSON }
+	if err := json.Unmarshal([]byte(r.out), &replies); r.code != exitOK || err != nil || len(replies.Keepers) != 1 || replies.Keepers[0].Terms != 1 || replies.Keepers[0].Holder != before.Holder {
 		t.Errorf("got %d, %q, %q (%v)", r.code, r.out, r.err, err)
 	}
 	until(t, "a renewal", func() bool { return get(t, st, "a").Revision != before.Revision })

@@ -14,8 +14,24 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		{"nosuch", []string{`"nosuch"`, "tenure --help"}},
 		{"lease nosuch", []string{`"nosuch"`, "tenure lease --help"}},
-		{"lease get", []string{"1 arg", "tenure lease get --help"}},
-		{"lease get a b", []string{"1 arg"}},
+		{"lease get", []string{"name the lease: tenure lease get NAME", "tenure lease get --help"}},
+		{"lease get a b", []string{"one lease, not 2"}},
+		{"lease watch", []string{"name the lease: tenure lease watch NAME"}},
+		{"lease history", []string{"name the lease: tenure lease history NAME"}},
+		{"lease revoke", []string{"name the lease: tenure lease revoke NAME --reason WHY"}},
+		{"lease handoff", []string{"name the lease: tenure lease handoff NAME --to HOLDER"}},
+		{"lease get postgres://u:geheim@h/d", []string{`"postgres://u:xxxxx@h/d"`, "use --store"}},
+		{"lease ls postgres://u:geheim@h/d", []string{`"postgres://u:xxxxx@h/d"`, "use --store"}},
+		{"lease raise-floor postgres://u:geheim@h/d --to 3", []string{"use --store"}},
+		{"run postgres://u:geheim-and-so-on-for-very-many-more-characters-than-fit@h/d -- true", []string{"postgres://u:xxxxx…"}},
+		{"version postgres://u:geheim@h/d", []string{"postgres://u:xxxxx@h/d"}},
+		{"migrate x --store y", []string{"name the store once"}},
+		{"help bogus", []string{`no help on "bogus"`}},
+		{"help lease bogus", []string{`no help on "lease bogus"`}},
+		{"completion tcsh", []string{`"tcsh"`}},
+		{"doctor /dev/null", []string{"no regular file", "name one"}},
+		{"doctor /dev", []string{"is a directory", "/dev/tenure.db"}},
+		{"doctor postgres://u:geheim@h", []string{"store postgres://u:xxxxx@h", "names no database", "postgres://USER@HOST/NAME", "tenure --help"}},
 		{"lease get a --nosuch", []string{"--nosuch"}},
 		{"lease get a -o yaml", []string{"yaml", "--output", "table or json"}},
 		{"lease get /a", []string{`name "/a"`, "beginning with a letter or digit"}},
@@ -38,7 +54,7 @@ func TestUsageErrors(t *testing.T) {
 		{"doctor a b", []string{"at most 1 arg"}},
 		{"doctor memory:", []string{`store "memory:"`, "one process"}},
 		{"doctor :memory:", []string{`store ":memory:"`, "one process"}},
-		{"doctor mysql://u:geheim@h/x", []string{"mysql://u:xxxxx@h/x", "sqlite:PATH"}},
+		{"doctor mysql://u:geheim@h/x", []string{"mysql://u:xxxxx@h/x", "sqlite:PATH", `(see "tenure --help")`}},
 		{"doctor postgres:", []string{"postgres://USER@HOST:PORT/NAME"}},
 		{"doctor postgres://h:port/x", []string{"store", "postgres://USER@HOST:PORT/NAME"}},
 		{"doctor sqlite:", []string{"path", "missing"}},
@@ -116,10 +132,14 @@ func TestLocate(t *testing.T) {
 		"/var/a b?c#d%20.db":                      "sqlite:/var/a b?c#d%20.db",
 		"postgres://u:p@h/d":                      "postgres://u:xxxxx@h/d",
 		"postgresql://h/d":                        "postgresql://h/d",
+		"POSTGRES://h/d":                          "postgres://h/d",
 		"postgres:///d?host=s":                    "postgres:///d?host=s",
 		"postgres://h/d?password=p&sslpassword=q": "postgres://h/d?password=xxxxx&sslpassword=xxxxx",
 	} {
 		loc, err := locate(s)
+		if loc.kind == kindPostgres && !strings.HasPrefix(loc.target, "postgres") { // what pgx knows as a URL
+			t.Errorf("%q: got target %q", s, loc.target)
+		}
 		if err != nil || loc.String() != want {
 			t.Errorf("%q: got %s, %v, want %s", s, loc, err, want)
 		}

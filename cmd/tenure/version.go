@@ -38,6 +38,17 @@ func buildVersion() versionJSON {
 	return v
 }
 
+func (v versionJSON) String() string {
+	revision := v.Revision
+	if v.Modified {
+		revision += " (modified)"
+	}
+	if revision != "" {
+		revision = ", revision " + revision
+	}
+	return fmt.Sprintf("tenure %s%s, %s, %s", v.Version, revision, v.Go, v.Platform)
+}
+
 func newVersion() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
@@ -50,14 +61,7 @@ func newVersion() *cobra.Command {
 		if *out == asJSON {
 			return printJSON(cmd.OutOrStdout(), v)
 		}
-		revision := v.Revision
-		if v.Modified {
-			revision += " (modified)"
-		}
-		if revision != "" {
-			revision = ", revision " + revision
-		}
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "tenure %s%s, %s, %s\n", v.Version, revision, v.Go, v.Platform)
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), v)
 		return err
 	})
 	return cmd

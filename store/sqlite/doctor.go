@@ -97,7 +97,7 @@ func (d *diagnosis) tables() error {
 		return nil
 	}
 	if d.s.copied(m) {
-		d.add("store_copied", store.Broken, "tenure lease raise-floor for all names, once nobody uses the original", "the file was last used by the host with machine id %s, this is %s", m["host"], d.s.host.ID)
+		d.add("store_copied", store.Broken, "once nobody uses the original, run: tenure migrate --adopt", "the file was last used by the host with machine id %s, this is %s", m["host"], d.s.host.ID)
 	}
 	if inode := fileIdentity(d.s.path); m["inode"] != "" && inode != "" && m["inode"] != inode {
 		d.add("inode_changed", store.Warning, "if it was restored from a backup, raise the floor of all names; that also notes the new identity",
