@@ -93,10 +93,13 @@ func failf(code int, format string, args ...any) error {
 	return &exitError{code: code, err: fmt.Errorf(format, args...)}
 }
 
-// badStore returns the error of a store that was named wrongly.
-func badStore(format string, args ...any) error {
-	return &exitError{code: exitUsage, see: "tenure", err: fmt.Errorf(format, args...)}
+// usageError is failf for a usage that the help of the command see tells.
+func usageError(see, format string, args ...any) error {
+	return &exitError{code: exitUsage, see: see, err: fmt.Errorf(format, args...)}
 }
+
+// badStore returns the error of a store that was named wrongly.
+func badStore(format string, args ...any) error { return usageError("tenure", format, args...) }
 
 // codeExits maps the reason codes of package store to exit codes.
 var codeExits = map[store.Code]int{

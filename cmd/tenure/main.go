@@ -12,7 +12,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -93,7 +92,7 @@ func strictHelp(root *cobra.Command) {
 		case "help":
 			cmd.Args = func(_ *cobra.Command, args []string) error {
 				if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
-					return fmt.Errorf("no help on %q", strings.Join(args, " "))
+					return usageError(root.Name(), "no help on %q", strings.Join(args, " "))
 				}
 				return nil
 			}

@@ -46,14 +46,14 @@ file is set up without this command.`,
 				return failf(exitUsage, "migrate --adopt: only a SQLite file can be adopted, not %s", loc)
 			}
 			if err := a.Adopt(ctx); err != nil {
-				return explain(loc, fmt.Errorf("adopt: %w", err))
+				return explain(loc, err)
 			}
 		}
 		if err := st.Migrate(ctx); err != nil {
-			return explain(loc, fmt.Errorf("migrate: %w", err))
+			return explain(loc, err)
 		}
 		if err := st.Check(ctx); err != nil {
-			return explain(loc, fmt.Errorf("check: %w", err))
+			return explain(loc, err)
 		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: ready\n", escape(loc.String()))
 		return nil

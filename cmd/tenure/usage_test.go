@@ -26,7 +26,7 @@ func TestUsageErrors(t *testing.T) {
 		{"run postgres://u:geheim-and-so-on-for-very-many-more-characters-than-fit@h/d -- true", []string{"postgres://u:xxxxx…"}},
 		{"version postgres://u:geheim@h/d", []string{"postgres://u:xxxxx@h/d"}},
 		{"migrate x --store y", []string{"name the store once"}},
-		{"help bogus", []string{`no help on "bogus"`}},
+		{"help bogus", []string{`no help on "bogus"`, `(see "tenure --help")`}},
 		{"help lease bogus", []string{`no help on "lease bogus"`}},
 		{"completion tcsh", []string{`"tcsh"`}},
 		{"doctor /dev/null", []string{"no regular file", "name one"}},
