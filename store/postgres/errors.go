@@ -115,7 +115,9 @@ func grants(user, message string) string {
 		return "GRANT USAGE ON SCHEMA " + pgx.Identifier{schema}.Sanitize() + " TO " + to + ";"
 	}
 	return "GRANT SELECT ON tenure_schema TO " + to +
-		"; GRANT SELECT, INSERT, UPDATE, DELETE ON tenure_lease, tenure_term, tenure_slot TO " + to +
+		"; GRANT SELECT, INSERT, UPDATE, DELETE ON tenure_lease TO " + to +
+		"; GRANT SELECT, INSERT, DELETE ON tenure_term TO " + to +
+		"; GRANT SELECT, INSERT ON tenure_slot TO " + to +
 		"; GRANT SELECT, UPDATE ON tenure_floor TO " + to + ";"
 }
 
