@@ -79,7 +79,8 @@ does not hold.`, exitOK, exitWarnings, exitBroken),
 			}
 		}
 		for i := range findings {
-			findings[i].Text, findings[i].Fix = words(findings[i].Text), loc.complete(findings[i].Fix)
+			f := &findings[i]
+			f.Text, f.Fix = loc.complete(words(f.Text)), loc.complete(f.Fix)
 		}
 		if err := printDiagnosis(cmd.OutOrStdout(), *out, loc, st.Features(), findings); err != nil {
 			return err
