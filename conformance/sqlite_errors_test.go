@@ -39,7 +39,7 @@ func TestSQLiteRefusals(t *testing.T) {
 		says  []string
 		run   func(t *testing.T) error
 	}{
-		"no tables": {store.ErrSchema, []string{"Migrate"}, func(t *testing.T) error {
+		"no tables": {store.ErrSchema, []string{"run: tenure migrate"}, func(t *testing.T) error {
 			st, err := open(t, sqlite.ModerncDSN(file(t)))
 			if err != nil {
 				return err
@@ -47,14 +47,14 @@ func TestSQLiteRefusals(t *testing.T) {
 			_, err = try(t, st, "job", "a")
 			return err
 		}},
-		"no tables, Check": {store.ErrSchema, []string{"Migrate"}, func(t *testing.T) error {
+		"no tables, Check": {store.ErrSchema, []string{"run: tenure migrate"}, func(t *testing.T) error {
 			st, err := open(t, sqlite.ModerncDSN(file(t)))
 			if err != nil {
 				return err
 			}
 			return st.Check(t.Context())
 		}},
-		"tables dropped behind an open store": {store.ErrSchema, []string{"Migrate"}, func(t *testing.T) error {
+		"tables dropped behind an open store": {store.ErrSchema, []string{"run: tenure migrate"}, func(t *testing.T) error {
 			path := file(t)
 			st := migrated(t, path, sqlite.Config{})
 			rec := acquire(t, st, job("job", "a"))
