@@ -10,12 +10,13 @@ import (
 )
 
 // Do runs f under terms of the lease, one after the other. It waits for a term
-// and calls f with the term's context. If f returns while the term is held, Do
-// releases it and returns f's error. If the term was lost, Do waits until f has
-// returned and contends again, so that no state is left in which the process
-// lives, holds nothing and asks for nothing. It returns when ctx or the Keeper
-// ends, and on store errors that trying again cannot change (store.ErrInvalid,
-// ErrUnsupported); other refusals are tried again after an interval.
+// and calls f with the term's context. If f returns while the term is held, or
+// panics, Do releases it and returns f's error or passes the panic on. If the
+// term was lost, Do waits until f has returned and contends again, so that no
+// state is left in which the process lives, holds nothing and asks for nothing.
+// It returns when ctx or the Keeper ends, and on store errors that trying again
+// cannot change (store.ErrInvalid, ErrUnsupported); other refusals are tried
+// again after an interval.
 func Do(ctx context.Context, k *Keeper, name string, f func(ctx context.Context, t *Term) error, opts ...AcquireOption) error {
 	for {
 		t, err := k.Acquire(ctx, name, opts...)
@@ -32,7 +33,7 @@ func Do(ctx context.Context, k *Keeper, name string, f func(ctx context.Context,
 			}
 			continue
 		}
-		err = t.run(ctx, f)
+		err = t.runAndEnd(ctx, f)
 		var lost *LostError
 		again := errors.As(t.Err(), &lost)
 		if !again || lost.Reason != ReasonRestored { // a restored term waits to be replaced
@@ -44,6 +45,20 @@ func Do(ctx context.Context, k *Keeper, name string, f func(ctx context.Context,
 			return err
 		}
 	}
+}
+
+// runAndEnd is run that gives the term back if f panics or ends its goroutine:
+// the work is over then, and nobody else would.
+func (t *Term) runAndEnd(ctx context.Context, f func(context.Context, *Term) error) error {
+	returned := false
+	defer func() {
+		if !returned {
+			_ = t.Release(context.WithoutCancel(ctx)) // the panic matters more
+		}
+	}()
+	err := t.run(ctx, f)
+	returned = true
+	return err
 }
 
 // run calls f with a context that ends with the term and with ctx.

@@ -41,8 +41,10 @@ type Keeper struct {
 	failed  clock.Reading           // when a failing renewal was last told
 	counts  map[Count]int64
 	doubts  generation
-	pending []*release // asked for and not yet sent
-	sending bool       // a release request is on its way
+	single  bool               // the last request was for a term that goes alone; of the loop
+	flight  context.CancelFunc // ends the renewal on its way
+	pending []*release         // asked for and not yet sent
+	sending bool               // a release request is on its way
 }
 
 // generation numbers the doubts that the Keeper was told of, so that an answer
@@ -188,25 +190,34 @@ func (k *Keeper) list() []*Term {
 // something will be due otherwise. A term whose record was busy goes alone.
 func (k *Keeper) due() (due []*Term, next time.Duration) {
 	now := k.now()
-	ready, next := k.strike(now)
 	var alone *Term
-	for _, t := range k.list() {
+	wait := time.Duration(1<<62 - 1) // until the next that goes alone
+	terms := k.list()
+	for _, t := range terms {
 		t.mu.Lock()
-		state, urgent, single, wait := t.m.State(), t.m.Urgent(), t.alone, -now.Elapsed(t.retryAt)
-		t.mu.Unlock()
-		switch {
-		case state != term.Held && state != term.Doubt:
-		case single && wait <= 0:
+		left := -now.Elapsed(t.retryAt)
+		switch s := t.m.State(); {
+		case !t.alone || s != term.Held && s != term.Doubt:
+		case left <= 0:
 			alone = t
-		case single:
-			next = min(next, wait)
-		case ready[t.times.interval], urgent:
+		default:
+			wait = min(wait, left)
+		}
+		t.mu.Unlock()
+	}
+	// By turns, so that neither a busy record nor all others starve.
+	if k.single = alone != nil && !k.single; k.single {
+		return []*Term{alone}, 0
+	}
+	ready, next := k.strike(now)
+	for _, t := range terms {
+		t.mu.Lock()
+		if s := t.m.State(); (s == term.Held || s == term.Doubt) && !t.alone && (ready[t.times.interval] || t.m.Urgent()) {
 			due = append(due, t)
 		}
+		t.mu.Unlock()
 	}
-	if alone != nil && len(due) == 0 {
-		return []*Term{alone}, next
-	}
+	next = min(next, wait)
 	if alone != nil {
 		next = 0
 	}
@@ -276,6 +287,9 @@ func (k *Keeper) add(t *Term, since generation) error {
 	k.terms[t] = struct{}{}
 	if k.beats[t.times.interval] == nil {
 		k.beats[t.times.interval] = &beat{from: k.now(), wait: shorten(t.times.interval, 0.5)}
+		if k.flight != nil { // it was given the time of longer terms
+			time.AfterFunc(t.times.interval, k.flight)
+		}
 	}
 	k.nudge()
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -349,6 +350,96 @@ func TestP10Counters(t *testing.T) {
 			}
 		}
 		_ = term.Release(t.Context())
+		_ = r.close()
+	})
+}
+
+// Work that panics has ended: its term is not renewed for nobody.
+func TestDoReleasesWhenTheWorkPanics(t *testing.T) {
+	for what, end := range map[string]func(){"panic": func() { panic("boom") }, "goexit": runtime.Goexit} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				st := newStore()
+				r := newRig(t, st, tenure.Config{})
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					defer func() { _ = recover() }() // as a server does for a handler
+					_ = tenure.Do(context.Background(), r.k, "a", func(context.Context, *tenure.Term) error {
+						end()
+						return nil
+					})
+				}()
+				<-done
+				if rec, _ := st.Get(t.Context(), "a"); rec.Status != store.Released {
+					t.Errorf("the lease is %s, want released", rec.Status)
+				}
+				_ = r.close()
+			})
+		})
+	}
+}
+
+// A hung request with the time of a long term does not lose a short one that
+// was won meanwhile.
+func TestHungRequestAndAShortTerm(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{TTL: 30 * time.Minute})
+		long := r.acquire("long")
+		first := true
+		hang := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
+			if first {
+				first = false
+				return blackHole(ctx, g)
+			}
+			return st.Store.Renew(ctx, g)
+		}
+		st.renew.Store(&hang)
+		for st.count(&st.renews) == 0 {
+			time.Sleep(time.Second)
+		}
+		short := r.acquire("short", tenure.WithTTL(3*time.Second))
+		time.Sleep(time.Minute)
+		if !mayAct(short) || !mayAct(long) {
+			t.Errorf("short: %v; long: %v", short.Err(), long.Err())
+		}
+		_ = short.Release(t.Context())
+		_ = long.Release(t.Context())
+		_ = r.close()
+	})
+}
+
+// A record that was busy once is not left out because others are always due.
+func TestBusyRecordDoesNotStarve(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{})
+		victim := r.acquire("victim")
+		var terms []*tenure.Term
+		for i := range 300 { // each with a beat of its own
+			terms = append(terms, r.acquire(fmt.Sprint("n", i), tenure.WithTTL(ttl+time.Duration(i)*time.Millisecond)))
+		}
+		busy := true
+		answer := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
+			time.Sleep(20 * time.Millisecond)
+			res, err := st.Store.Renew(ctx, g)
+			for i := range g {
+				if g[i].Name == "victim" && busy {
+					busy, res[i] = false, store.Result{Err: store.ErrBusy}
+				}
+			}
+			return res, err
+		}
+		st.renew.Store(&answer)
+		time.Sleep(3 * ttl)
+		if !mayAct(victim) {
+			t.Errorf("lost after one busy answer: %v", victim.Err())
+		}
+		st.renew.Store(nil)
+		for _, term := range append(terms, victim) {
+			_ = term.Release(t.Context())
+		}
 		_ = r.close()
 	})
 }

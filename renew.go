@@ -38,9 +38,18 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	if len(terms) == 0 {
 		return
 	}
-	sent := k.now()
+	for _, t := range k.list() { // whoever is not in this request waits for its end
+		timeout = min(timeout, t.times.interval)
+	}
 	ctx, cancel := context.WithTimeout(ctx, max(min(timeout, most), time.Millisecond))
+	k.mu.Lock()
+	k.flight = cancel
+	k.mu.Unlock()
+	sent := k.now()
 	results, err := k.st.Renew(ctx, grants)
+	k.mu.Lock()
+	k.flight = nil
+	k.mu.Unlock()
 	cancel()
 	if err == nil && len(results) != len(grants) {
 		err = errors.New("tenure: the store answered for another number of terms than it was asked for")

@@ -3,6 +3,7 @@ package conformance_test
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -394,5 +395,42 @@ func TestSQLiteCleanAfterReboot(t *testing.T) {
 	}
 	if _, err := after.Get(t.Context(), "open"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("Get of a cleaned name: got %v, want not found", err)
+	}
+}
+
+// A file with two names has two WALs, and neither shows what the other holds.
+func TestSQLiteTwoNames(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "tenure.db")
+	migrated(t, path, sqlite.Config{})
+	if err := os.Link(path, filepath.Join(dir, "other.db")); err != nil {
+		t.Skipf("no hard links here: %v", err)
+	}
+	if _, err := sqlite.New(openSQLite(t, path), sqlite.Config{}); !errors.Is(err, store.ErrUnsupported) || !strings.Contains(err.Error(), "2 names") {
+		t.Errorf("New on a file with two names: got %v, want ErrUnsupported and why", err)
+	}
+}
+
+// The file is removed under a holder: whoever opens the path anew cannot know
+// of the term, so the holder must learn at its next renewal that it is over.
+func TestSQLiteFileRemoved(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "tenure.db")
+	migrated(t, path, sqlite.Config{})
+	st := openStore(t, path, sqlite.Config{})
+	rec := acquire(t, st, job("job", "a"))
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(path + suffix); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	migrated(t, path, sqlite.Config{})
+	if again := acquire(t, openStore(t, path, sqlite.Config{}), job("job", "b")); again.Token != 1 {
+		t.Fatalf("the new file gave token %s; the case is not the one to test", again.Token)
+	}
+	_, err := st.Renew(t.Context(), []store.Grant{{Name: "job", Token: rec.Token, TTL: rec.TTL, Attempt: store.NewAttempt(), Known: []store.Attempt{rec.Attempt}}})
+	if !store.Definite(err) || !errors.Is(err, store.ErrMissing) {
+		t.Errorf("renewal after the file was removed: got %v, want a definite loss", err)
 	}
 }

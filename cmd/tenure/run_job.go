@@ -271,10 +271,16 @@ func (j *job) acquire(ctx context.Context) (*tenure.Term, error) {
 	defer cancel()
 	t, err := j.k.Acquire(limited, j.f.name, opts...)
 	var held *store.HeldError
-	if limited.Err() != nil && errors.As(err, &held) {
-		return nil, failf(exitNotAcquired, "not acquired within %s: %w", shortDuration(j.f.waitFor), held)
+	switch {
+	case limited.Err() == nil || err == nil:
+		return t, err
+	case errors.As(err, &held):
+		err = held
+	case errors.Is(err, store.ErrBusy), j.f.waitFor < time.Second: // too short a time to blame the store
+	default:
+		return nil, err
 	}
-	return t, err
+	return nil, failf(exitNotAcquired, "not acquired within %s: %w", shortDuration(j.f.waitFor), err)
 }
 
 // confirmed gives the guardian the deadline of a confirmed renewal.

@@ -144,6 +144,10 @@ func (n *notebook) event(e tenure.Event) {
 	case tenure.EventRefused:
 		n.line("waiting for %q: %v", n.lease, e.Err)
 	case tenure.EventClockStep:
+		if e.Step == 0 {
+			n.line("the clock of the store of %q has stepped: the record is watched for a full TTL", n.lease)
+			return
+		}
 		n.line("the store's clock went %s further than this host's", e.Step.Round(time.Millisecond))
 	}
 }

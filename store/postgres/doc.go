@@ -10,7 +10,8 @@
 // Everything that package store promises, with the server's clock deciding, and
 // the joined fence ([Guard]): no guarded transaction of an older term commits
 // after the next term was granted, at any isolation level. A losing Acquire
-// writes nothing and locks nothing. A renewal waits for no row and is a
+// writes nothing and locks nothing. A renewal waits for no row that is locked when
+// it comes (20 ms at most for one that is locked in that instant) and is a
 // heap-only update. A grant is committed with synchronous_commit on, whatever
 // the role's default is.
 //

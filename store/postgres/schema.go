@@ -49,7 +49,7 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 		}
 		return rows, nil
 	}
-	if _, err := run(fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, 0)", s.space())); err != nil {
+	if _, err := run(fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SELECT pg_advisory_xact_lock(%d, 0)", s.space())); err != nil {
 		return err
 	}
 	// CREATE SCHEMA IF NOT EXISTS asks for a right that is not needed if it does.
@@ -136,7 +136,7 @@ func (s *Store) inspect(ctx context.Context) ([]store.Finding, error) {
 					WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:1])) = '{name,token}'),
 		(SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 			WHERE n.nspname = '`+s.schema+`' AND c.relname IN ('tenure_lease', 'tenure_term', 'tenure_slot', 'tenure_floor') AND c.relpersistence <> 'p'),
-		(SELECT coalesce(max(substring(o FROM '^fillfactor=(\d+)$')::int), 100) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, unnest(c.reloptions) o
+		(SELECT coalesce(max(substring(o FROM '^fillfactor=([0-9]+)$')::int), 100) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, unnest(c.reloptions) o
 			WHERE n.nspname = '`+s.schema+`' AND c.relname = 'tenure_lease'),
 		(SELECT count(DISTINCT p.proname) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 			WHERE n.nspname = '`+s.schema+`' AND p.proname IN ('tenure_clock', 'tenure_begin', 'tenure_tell', 'tenure_acquire', 'tenure_renew', 'tenure_release',

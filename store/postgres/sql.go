@@ -20,16 +20,21 @@ import (
 // another round trip, and nothing stays behind in the connection. Values are
 // written so that no setting of the session changes what they mean.
 
-// query runs statement in a transaction of its own and returns the rows of its
-// last statement. It states the isolation level and how long to wait for each
-// lock, whatever the role or database defaults to.
+// prelude states what a role or database may have set otherwise: the isolation
+// level; the search path, so that no operator or function of somebody else's is
+// taken for one of PostgreSQL's; and no compiling of plans that run for
+// milliseconds.
+const prelude = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL jit = off; "
+
+// query runs statement in a transaction of its own, after the prelude, and
+// returns the rows of its last statement. It bounds the wait for each lock.
 func (s *Store) query(ctx context.Context, conn *pgconn.PgConn, statement string) ([]*row, error) {
 	wait := s.wait
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline)/2)
 	}
-	results, err := conn.Exec(ctx, fmt.Sprintf("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = %d; %s",
-		max(wait.Milliseconds(), 1), statement)).ReadAll()
+	results, err := conn.Exec(ctx, fmt.Sprintf("%sSET LOCAL lock_timeout = %d; %s",
+		prelude, max(wait.Milliseconds(), 1), statement)).ReadAll()
 	if err != nil {
 		return nil, err
 	}

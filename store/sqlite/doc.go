@@ -4,6 +4,11 @@
 // package imports none. [ModerncDSN] and [MattnDSN] give the data source names
 // for two of them. [Store.Migrate] makes the tables, and nothing else does.
 //
+//	db, err := sql.Open("sqlite", sqlite.ModerncDSN("leases.db")) // import _ "modernc.org/sqlite"
+//	st, err := sqlite.New(db, sqlite.Config{})
+//	err = st.Migrate(ctx) // when it is set up; st.Check(ctx) ever after
+//	k, err := tenure.NewKeeper(st, tenure.Config{})
+//
 // # Promised
 //
 // Everything package store promises, between all processes of one host: the

@@ -125,6 +125,34 @@ func fileIdentity(path string) string {
 	return strconv.FormatUint(st.Ino, 10)
 }
 
+// otherNames says how the file at path is known by another name, too: it has
+// hard links, or is itself a mount point. "" if it is not, or not there yet.
+func otherNames(path string) string {
+	var st syscall.Stat_t
+	if syscall.Stat(path, &st) != nil {
+		return ""
+	}
+	if st.Nlink > 1 {
+		return fmt.Sprintf("has %d names (hard links)", st.Nlink)
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return ""
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	// "36 35 98:0 /mnt1 /mnt2 rw,noatime …", with space, tab, newline and backslash in octal
+	escaped := strings.NewReplacer(`\`, `\134`, " ", `\040`, "\t", `\011`, "\n", `\012`).Replace(real)
+	for line := range strings.Lines(string(mounts)) {
+		if w := strings.Fields(line); len(w) > 4 && w[4] == escaped {
+			return "is a mount point of its own"
+		}
+	}
+	return ""
+}
+
 // freeBytes returns the space that an unprivileged user has left at path.
 func freeBytes(path string) (int64, bool) {
 	var st syscall.Statfs_t

@@ -25,6 +25,8 @@ func FileSystem(string) (name string, refused bool) { return "", false }
 
 func fileIdentity(string) string { return "" }
 
+func otherNames(string) string { return "" }
+
 func freeBytes(string) (int64, bool) { return 0, false }
 
 func lockHolders(string) []string { return nil }

@@ -78,6 +78,9 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	if name, shared := FileSystem(path); shared {
 		return nil, fmt.Errorf("sqlite: %w: %q lies on a %s file system, where SQLite's locks cannot be relied on: use a local disk, or Postgres", store.ErrUnsupported, path, name)
 	}
+	if how := otherNames(path); how != "" {
+		return nil, fmt.Errorf("sqlite: %w: %q %s: who opens it by another name has another WAL, and neither sees what the other holds: use one name, and mount its directory rather than the file", store.ErrUnsupported, path, how)
+	}
 	s := &Store{
 		db: db, path: path, host: host, history: cfg.History,
 		reader: newReader(db),

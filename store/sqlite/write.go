@@ -30,7 +30,9 @@ type writer struct {
 	// Of the running goroutine alone.
 	conn       *sql.Conn
 	statements map[string]*sql.Stmt
-	settled    bool // the file is known to be of this host and this domain
+	settled    bool   // the file is known to be of this host and this domain
+	inode      string // of the file when conn was made
+	gone       bool   // another file stands at the path, or none
 }
 
 // operation is one write. Its function runs inside a transaction that holds the
@@ -91,6 +93,10 @@ func (s *Store) write(ctx context.Context, doing string, raw bool, run func(*tra
 	}
 	return fmt.Errorf("sqlite: %s: not begun: %w", doing, ctx.Err())
 }
+
+// errGone ends the terms that were held by the file: whoever opens the path now
+// finds another one, and cannot know of them.
+var errGone = fmt.Errorf("%w: the database file was removed or replaced while it was in use", store.ErrMissing)
 
 var errClosed = fmt.Errorf("%w: the store is closed", store.ErrUnavailable)
 
@@ -192,6 +198,9 @@ func finish(ops []*operation, err error) {
 // begin takes the write lock.
 func (w *writer) begin() error {
 	ctx := context.Background()
+	if w.gone {
+		return errGone
+	}
 	if w.conn == nil {
 		conn, err := w.store.db.Conn(ctx)
 		if err != nil {
@@ -201,10 +210,18 @@ func (w *writer) begin() error {
 			return errors.Join(err, conn.Close())
 		}
 		w.conn, w.statements, w.settled = conn, map[string]*sql.Stmt{}, false
+		if w.inode == "" {
+			w.inode = fileIdentity(w.store.path)
+		}
 	}
 	_, err := w.conn.ExecContext(ctx, "BEGIN IMMEDIATE")
 	if err != nil && !isBusy(err) {
 		w.drop()
+	}
+	if err == nil && fileIdentity(w.store.path) != w.inode {
+		w.rollback()
+		w.gone = true
+		return errGone
 	}
 	return err
 }

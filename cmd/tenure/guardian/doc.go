@@ -72,6 +72,9 @@
 //     parent-death signal, its descendants go to the host's init and run on.
 //     The same if one is killed and the other stopped, until that one continues.
 //     As PID 1 of a container the runner has no such gap: its death ends all.
+//   - Runner and guardian both stopped: the command runs on until one of them
+//     continues, which kills it first. A stopped user or cgroup stops the command
+//     as well.
 //   - A program that gains privileges by its file (setuid, capabilities) loses
 //     the parent-death signal, by the kernel's rule.
 //   - A process that CMD asked somebody else to start (systemd-run, docker, at)

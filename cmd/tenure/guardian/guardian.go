@@ -11,7 +11,7 @@ import (
 
 var (
 	// ErrUnsupported reports that this system lacks what a guardian needs.
-	ErrUnsupported = errors.New("guardian: running a command under a deadline needs Linux")
+	ErrUnsupported = errors.New("guardian: running a command under a deadline needs Linux with /proc")
 	// ErrNotFound reports that there is no such program.
 	ErrNotFound = errors.New("guardian: command not found")
 	// ErrNotExecutable reports a file that is there but that the system refuses

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -102,6 +103,9 @@ func Start(ctx context.Context, spec Spec, first Deadline) (*Process, error) {
 	}
 	if err != nil {
 		return nil, &StartError{Command: spec.Argv[0], Err: err}
+	}
+	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {
+		return nil, fmt.Errorf("%w: /proc shows other processes than this one's (%q is not %d): mount one for this pid namespace", ErrUnsupported, self, os.Getpid())
 	}
 	if !active.CompareAndSwap(false, true) {
 		return nil, ErrActive
