@@ -417,12 +417,12 @@ func TestBusyRecordDoesNotStarve(t *testing.T) {
 		r := newRig(t, st, tenure.Config{})
 		victim := r.acquire("victim")
 		var terms []*tenure.Term
-		for i := range 300 { // each with a beat of its own
+		for i := range 1000 { // each with a beat of its own
 			terms = append(terms, r.acquire(fmt.Sprint("n", i), tenure.WithTTL(ttl+time.Duration(i)*time.Millisecond)))
 		}
 		busy := true
 		answer := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond)
 			res, err := st.Store.Renew(ctx, g)
 			for i := range g {
 				if g[i].Name == "victim" && busy {

@@ -137,6 +137,8 @@ func classifyServer(pg *pgconn.PgError, server, database, user string) (class er
 		return store.ErrInvalid, fmt.Sprintf("the URL holds a setting that neither the client nor %s knows (%s): correct the URL", server, pg.Message)
 	case "42P01", "42883", "42703", "3F000":
 		return store.ErrSchema, fmt.Sprintf("database %q has not the tables or functions of this version (%s): run: tenure migrate", database, pg.Message)
+	case "22P05":
+		return store.ErrInvalid, fmt.Sprintf("database %q cannot hold this text in its encoding (%s): use a database in UTF8, or plain ASCII", database, pg.Message)
 	case codeLockTimeout, codeDeadlock, codeSerialization:
 		return store.ErrBusy, ""
 	}

@@ -161,7 +161,7 @@ func TestOneCommandAtATime(t *testing.T) {
 
 func TestLateDeadlineDoesNotRevive(t *testing.T) {
 	t.Parallel()
-	r := run(t, plan{Argv: shell(`trap "" TERM; while :; do sleep 0.05; done`), Term: 200 * time.Millisecond, Margin: 400 * time.Millisecond, Trial: "late"})
+	r := run(t, plan{Argv: shell(`trap "" TERM; while :; do sleep 0.05; done`), Term: 2 * time.Second, Margin: 400 * time.Millisecond, Trial: "late"})
 	if got := r.await("a refusal", func(s said) bool { return s.Error != "" }); got.Kind != "late" {
 		t.Errorf("got %+v, want ErrLate", got)
 	}
