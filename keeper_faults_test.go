@@ -420,12 +420,12 @@ func TestBusyRecordDoesNotStarve(t *testing.T) {
 		for i := range 1000 { // each with a beat of its own
 			terms = append(terms, r.acquire(fmt.Sprint("n", i), tenure.WithTTL(ttl+time.Duration(i)*time.Millisecond)))
 		}
-		busy := true
+		busy, dense := true, time.Now().Add(ttl) // from then on something is due at every moment
 		answer := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
 			time.Sleep(50 * time.Millisecond)
 			res, err := st.Store.Renew(ctx, g)
 			for i := range g {
-				if g[i].Name == "victim" && busy {
+				if g[i].Name == "victim" && busy && time.Now().After(dense) {
 					busy, res[i] = false, store.Result{Err: store.ErrBusy}
 				}
 			}

@@ -143,7 +143,7 @@ func runnerPart() int {
 			_, err := guardian.Start(ctx, guardian.Spec{Argv: []string{"true"}}, next())
 			say(said{Error: err.Error(), Kind: kind(err)})
 		case "late":
-			for from := clock.Boot(); clock.Boot() < from+2*pl.Term; {
+			for from := clock.Boot(); clock.Boot() < from+pl.Term+20*time.Millisecond; {
 				time.Sleep(time.Millisecond)
 			}
 			err := p.Extend(next())
