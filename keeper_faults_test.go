@@ -419,6 +419,9 @@ func TestBusyRecordDoesNotStarve(t *testing.T) {
 		var terms []*tenure.Term
 		for i := range 1000 { // each with a beat of its own
 			terms = append(terms, r.acquire(fmt.Sprint("n", i), tenure.WithTTL(ttl+time.Duration(i)*time.Millisecond)))
+			if i == 500 { // a first beat falls into the second half of its interval
+				time.Sleep(ttl / 6)
+			}
 		}
 		busy, dense := true, time.Now().Add(ttl) // from then on something is due at every moment
 		answer := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
