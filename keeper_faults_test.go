@@ -417,15 +417,12 @@ func TestBusyRecordDoesNotStarve(t *testing.T) {
 		r := newRig(t, st, tenure.Config{})
 		victim := r.acquire("victim")
 		var terms []*tenure.Term
-		for i := range 1000 { // each with a beat of its own
-			terms = append(terms, r.acquire(fmt.Sprint("n", i), tenure.WithTTL(ttl+time.Duration(i)*time.Millisecond)))
-			if i == 500 { // a first beat falls into the second half of its interval
-				time.Sleep(ttl / 6)
-			}
+		for i := range 500 { // each with a beat of its own, so that something is always due
+			terms = append(terms, r.acquire(fmt.Sprint("n", i), tenure.WithTTL(ttl/10+time.Duration(i)*time.Millisecond)))
 		}
 		busy, dense := true, time.Now().Add(ttl) // from then on something is due at every moment
 		answer := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond)
 			res, err := st.Store.Renew(ctx, g)
 			for i := range g {
 				if g[i].Name == "victim" && busy && time.Now().After(dense) {
