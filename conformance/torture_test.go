@@ -58,11 +58,12 @@ const tortureTables = `
 // with other tests, which measure time.
 func TestTorture(t *testing.T) {
 	terms := environmentNumber(t, "TENURE_TORTURE_TERMS", 1000)
+	faults := environmentNumber(t, "TENURE_TORTURE_FAULTS", max(200, terms/5))
 	seed := environmentNumber(t, "TENURE_TORTURE_SEED", rand.Uint64N(1_000_000))
-	t.Logf("TENURE_TORTURE_SEED=%d TENURE_TORTURE_TERMS=%d", seed, terms)
+	t.Logf("TENURE_TORTURE_SEED=%d TENURE_TORTURE_TERMS=%d TENURE_TORTURE_FAULTS=%d", seed, terms, faults)
 	began := time.Now()
 	tt := newTorture(t, seed)
-	tt.run(terms, max(200, terms/5))
+	tt.run(terms, faults)
 	h := tt.history()
 	problems, figures := h.check()
 	t.Logf("seed %d: %d terms, %s; %s in %s", seed, len(h.grants), tt.faultCounts(), figures, time.Since(began).Round(time.Second))
