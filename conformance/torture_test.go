@@ -43,7 +43,7 @@ const tortureTables = `
 	CREATE TABLE joined_history (token bigint NOT NULL, id text NOT NULL);
 	CREATE TABLE audit (seq bigserial PRIMARY KEY, token bigint NOT NULL, attempt text NOT NULL, acquired_us bigint NOT NULL, renewed_us bigint NOT NULL, ended_us bigint NOT NULL);
 	CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-		INSERT INTO audit (token, attempt, acquired_us, renewed_us, ended_us) VALUES (NEW.token, NEW.attempt, NEW.acquired_us, NEW.renewed_us, NEW.ended_us);
+		INSERT INTO public.audit (token, attempt, acquired_us, renewed_us, ended_us) VALUES (NEW.token, NEW.attempt, NEW.acquired_us, NEW.renewed_us, NEW.ended_us);
 		RETURN NULL;
 	END $$;
 	CREATE TRIGGER audit AFTER INSERT OR UPDATE ON tenure_lease FOR EACH ROW WHEN (NEW.token > 0) EXECUTE FUNCTION audit()`

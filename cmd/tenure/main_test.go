@@ -5,9 +5,11 @@ import (
 	"context"
 	"flag"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,6 +22,8 @@ var update = flag.Bool("update", false, "write the golden files and the generate
 func TestMain(m *testing.M) {
 	playPart() // does not return if this process is not the test
 	os.Unsetenv("TENURE_STORE")
+	// Where HUP is ignored, as under nohup, processes that are started would ignore it, too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	flag.Parse()
 	if !given("test.parallel") { // most tests here wait for processes and clocks
 		must(flag.Set("test.parallel", "16"))

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -516,10 +515,7 @@ func TestOrphansAreReaped(t *testing.T) {
 
 func TestSignalsArePassedOn(t *testing.T) {
 	t.Parallel()
-	names := []string{"INT", "QUIT", "TERM", "USR1", "ALRM", "WINCH"}
-	if !signal.Ignored(syscall.SIGHUP) { // as under nohup, where it stays ignored for the command, too
-		names = append(names, "HUP")
-	}
+	names := []string{"HUP", "INT", "QUIT", "TERM", "USR1", "ALRM", "WINCH"}
 	var script strings.Builder
 	for _, name := range names {
 		fmt.Fprintf(&script, "trap 'echo %s' %s\n", name, name)

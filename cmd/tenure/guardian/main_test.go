@@ -42,6 +42,8 @@ func TestMain(m *testing.M) {
 		fmt.Println("root")
 		time.Sleep(time.Minute)
 	default:
+		// Where HUP is ignored, as under nohup, processes that are started would ignore it, too.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 		os.Exit(m.Run())
 	}
 }
