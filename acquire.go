@@ -255,8 +255,12 @@ func (w *contender) won(ctx context.Context, req store.Request, since generation
 	if !slow {
 		t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 		t.telling.Lock() // the loop may find the term over before it is told of
-		if err = k.add(t, since); err == nil {
+		var doubted bool
+		if doubted, err = k.add(t, since); err == nil {
 			k.emit(Event{Kind: EventAcquired, Lease: t.name, Holder: t.holder, Token: t.token})
+		}
+		if doubted {
+			k.emit(Event{Kind: EventDoubt, Lease: t.name, Holder: t.holder, Token: t.token})
 		}
 		t.telling.Unlock()
 	}

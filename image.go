@@ -28,7 +28,7 @@ func (k *Keeper) Resume(img term.Image) (*Term, error) {
 	k.holder = img.Holder
 	since := k.doubts
 	k.mu.Unlock()
-	err := k.add(t, since)
+	_, err := k.add(t, since)
 	t.check()
 	return t, err
 }

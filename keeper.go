@@ -41,7 +41,7 @@ type Keeper struct {
 	failed  clock.Reading           // when a failing renewal was last told
 	counts  map[Count]int64
 	doubts  generation
-	single  bool               // the last request was for a term that goes alone; of the loop
+	single  bool               // the last request was for terms that go apart; of the loop
 	flight  context.CancelFunc // ends the renewal on its way
 	pending []*release         // asked for and not yet sent
 	sending bool               // a release request is on its way
@@ -187,52 +187,61 @@ func (k *Keeper) list() []*Term {
 }
 
 // due returns the terms to put into the next request, and the time until
-// something will be due otherwise. A term whose record was busy goes alone.
+// something will be due otherwise. Terms whose records were busy go apart.
 func (k *Keeper) due() (due []*Term, next time.Duration) {
 	now := k.now()
-	var alone *Term
-	wait := time.Duration(1<<62 - 1) // until the next that goes alone
+	var apart []*Term
+	wait := time.Duration(1<<62 - 1) // until the next that goes apart
 	terms := k.list()
 	for _, t := range terms {
 		t.mu.Lock()
 		left := -now.Elapsed(t.retryAt)
 		switch s := t.m.State(); {
-		case !t.alone || s != term.Held && s != term.Doubt:
+		case !t.apart || s != term.Held && s != term.Doubt:
 		case left <= 0:
-			alone = t
+			apart = append(apart, t)
 		default:
 			wait = min(wait, left)
 		}
 		t.mu.Unlock()
 	}
-	// By turns, so that neither a busy record nor all others starve.
-	if k.single = alone != nil && !k.single; k.single {
-		return []*Term{alone}, 0
+	// By turns, so that neither busy records nor all others starve.
+	if k.single = len(apart) > 0 && !k.single; k.single {
+		return distinct(apart, now), 0
 	}
 	ready, next := k.strike(now)
 	for _, t := range terms {
 		t.mu.Lock()
-		if s := t.m.State(); (s == term.Held || s == term.Doubt) && !t.alone && (ready[t.times.interval] || t.m.Urgent()) {
+		if s := t.m.State(); (s == term.Held || s == term.Doubt) && !t.apart && (ready[t.times.interval] || t.m.Urgent()) {
 			due = append(due, t)
 		}
 		t.mu.Unlock()
 	}
 	next = min(next, wait)
-	if alone != nil {
+	if len(apart) > 0 {
 		next = 0
 	}
-	slices.SortFunc(due, func(a, b *Term) int { return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.token, b.token)) })
-	return slices.CompactFunc(due, func(a, b *Term) bool {
-		if a.name != b.name {
-			return false
+	return distinct(due, now), next
+}
+
+// distinct sorts terms by name and takes out all but the earliest of each: a
+// name stands once in a request. The store has ended the earliest, which does
+// not know it yet; the others go apart, right after.
+func distinct(terms []*Term, now clock.Reading) []*Term {
+	slices.SortFunc(terms, func(a, b *Term) int {
+		return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.token, b.token))
+	})
+	kept := terms[:0]
+	for _, t := range terms {
+		if n := len(kept); n > 0 && kept[n-1].name == t.name {
+			t.mu.Lock()
+			t.apart, t.retryAt = true, now
+			t.mu.Unlock()
+			continue
 		}
-		// The store has ended the earlier term, which does not know it yet. A name
-		// stands once in a request, so the later one goes alone, right after.
-		b.mu.Lock()
-		b.alone, b.retryAt = true, now
-		b.mu.Unlock()
-		return true
-	}), next
+		kept = append(kept, t)
+	}
+	return kept
 }
 
 // strike returns which intervals are due now, sets their next beat, and returns
@@ -271,28 +280,30 @@ var errRestored = errors.New("tenure: a restore was told while the lease was bei
 // add takes in a new term, asked for when since was the generation of doubts,
 // and puts it on the beat of its interval. A beat that begins now begins at a
 // random phase, so that processes started together spread out.
-func (k *Keeper) add(t *Term, since generation) error {
+// doubted says that the term begins in doubt.
+func (k *Keeper) add(t *Term, since generation) (doubted bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case k.isClosing():
-		return ErrClosed
+		return false, ErrClosed
 	case k.doubts.restores != since.restores:
 		// As for a term that was held at the restore: the next Acquire replaces it.
 		k.replace[t.name] = t.grant(store.NewAttempt())
-		return errRestored
+		return false, errRestored
 	case k.doubts.wakes != since.wakes:
 		t.m.Doubt(string(ReasonWake), k.now()) // nobody else has the term yet
 	}
+	doubted = t.m.State() == term.Doubt
 	k.terms[t] = struct{}{}
 	if k.beats[t.times.interval] == nil {
 		k.beats[t.times.interval] = &beat{from: k.now(), wait: shorten(t.times.interval, 0.5)}
-		if k.flight != nil { // it was given the time of longer terms
-			time.AfterFunc(t.times.interval, k.flight)
-		}
+	}
+	if k.flight != nil { // it may have the time of longer terms
+		time.AfterFunc(t.times.interval, k.flight)
 	}
 	k.nudge()
-	return nil
+	return doubted, nil
 }
 
 // isClosing reports whether Run's context has ended.
@@ -378,7 +389,10 @@ func (k *Keeper) Doubt(kind DoubtKind, why string) {
 	for _, t := range k.list() { // what comes in later has seen the count
 
 		if kind == DoubtWake {
-			t.apply(func(m *term.Machine, now clock.Reading) { m.Doubt(string(ReasonWake), now) })
+			t.apply(func(m *term.Machine, now clock.Reading) {
+				m.Check(now) // what is over is over for its own reason
+				m.Doubt(string(ReasonWake), now)
+			})
 			continue
 		}
 		k.restored(t, why)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/tenurehq/tenure"
 	"github.com/tenurehq/tenure/internal/clock"
 	"github.com/tenurehq/tenure/store"
+	"github.com/tenurehq/tenure/store/memory"
 )
 
 // A process can hold one name twice for a while: the store ended the first term
@@ -441,5 +444,139 @@ func TestBusyRecordDoesNotStarve(t *testing.T) {
 			_ = term.Release(t.Context())
 		}
 		_ = r.close()
+	})
+}
+
+// Records that are busy one by one, as under a bulk update, go together when
+// they are tried again.
+func TestManyBusyRecords(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{})
+		var terms []*tenure.Term
+		for i := range 2000 {
+			terms = append(terms, r.acquire(fmt.Sprint("n", i)))
+		}
+		first := true
+		answer := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
+			time.Sleep(10 * time.Millisecond)
+			if !first {
+				return st.Store.Renew(ctx, g)
+			}
+			first = false
+			res := make([]store.Result, len(g))
+			for i := range res {
+				res[i].Err = store.ErrBusy
+			}
+			return res, nil
+		}
+		st.renew.Store(&answer)
+		time.Sleep(2 * ttl)
+		lost := 0
+		for _, term := range terms {
+			if !mayAct(term) {
+				lost++
+			}
+			_ = term.Release(t.Context())
+		}
+		if lost > 0 {
+			t.Errorf("%d of %d terms were lost after one busy answer each", lost, len(terms))
+		}
+		_ = r.close()
+	})
+}
+
+// The later term of a name is renewed in time although an earlier one stands in
+// its way, with the longest interval that is allowed.
+func TestLaterTermOfANameKeepsItsBeat(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{Interval: ttl / 2})
+		first := r.acquire("a")
+		_ = st.Store.Revoke(t.Context(), "a", first.Token(), store.Revocation{Now: true})
+		second := r.acquire("a")
+		time.Sleep(4 * ttl)
+		if !mayAct(second) {
+			t.Errorf("lost: %v", second.Err())
+		}
+		_ = second.Release(t.Context())
+		_ = r.close()
+	})
+}
+
+// A forked child says nothing to the store, also if a release is the first it does.
+func TestP4ForkReleasesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{})
+		term := r.acquire("a")
+		r.k.ForgetProcess()
+		if err := term.Release(t.Context()); !errors.Is(err, tenure.ErrLost) {
+			t.Errorf("release in a fork: %v, want the loss", err)
+		}
+		if rec, _ := st.Get(t.Context(), "a"); rec.Status != store.Held {
+			t.Errorf("the parent's lease is %s", rec.Status)
+		}
+		_ = r.close()
+	})
+}
+
+// closingWatch is a store whose watches end when it is told to.
+type closingWatch struct {
+	*faults
+	end chan struct{}
+}
+
+func (c closingWatch) Watch(ctx context.Context, _ string) (<-chan store.Event, error) {
+	events := make(chan store.Event)
+	go func() {
+		select {
+		case <-c.end:
+		case <-ctx.Done():
+		}
+		close(events)
+	}()
+	return events, nil
+}
+
+// A watch that ends, as in a failover, does not cut short the watching of a
+// record whose expiry is not to be trusted.
+func TestObservationOutlastsTheWatch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		start := time.Now()
+		var step atomic.Int64
+		st := &faults{Store: memory.NewWith(memory.Config{Clock: func() time.Duration { return time.Since(start) + time.Duration(step.Load()) }})}
+		a := newRig(t, st, tenure.Config{})
+		closing := closingWatch{st, make(chan struct{})}
+		h, told := newHost(), &events{}
+		k, err := tenure.NewKeeper(closing, tenure.WithClock(tenure.Config{TTL: ttl, OnEvent: told.add}, h.now))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error)
+		go func() { ended <- k.Run(ctx) }()
+		term := a.acquire("a")
+		hole := blackHole
+		st.renew.Store(&hole)
+		got := make(chan *tenure.Term)
+		go func() { w, _ := k.Acquire(ctx, "a"); got <- w }()
+		time.Sleep(time.Second)
+		step.Store(int64(2 * time.Hour))
+		for !strings.Contains(told.kinds(), "store_clock_step") {
+			time.Sleep(10 * time.Millisecond)
+		}
+		seen := time.Now()
+		close(closing.end)
+		w := <-got
+		if d := time.Since(seen); d < ttl-20*time.Millisecond {
+			t.Errorf("taken over %s after the step was seen, want a full TTL of watching", d)
+		}
+		st.renew.Store(nil)
+		_ = term.Release(t.Context())
+		_ = w.Release(t.Context())
+		cancel()
+		<-ended
+		_ = a.close()
 	})
 }

@@ -50,17 +50,19 @@ func (t *Term) release(ctx context.Context, to string) error {
 		m.Release()
 		r = &release{t: t, grant: t.grant(store.NewAttempt()), done: make(chan struct{})}
 		r.grant.HandoffTo = to
-		if settled(t.err) {
-			r.err = t.err
-			close(r.done)
-		} else {
-			first = true
-		}
-		t.releasing = r
+		t.releasing, first = r, true
 	})
 	if first {
-		t.k.dropReplace(t)
-		t.k.enqueue(r)
+		t.mu.Lock()
+		err := t.err
+		t.mu.Unlock()
+		if settled(err) {
+			r.err = err
+			close(r.done)
+		} else {
+			t.k.dropReplace(t)
+			t.k.enqueue(r)
+		}
 	}
 	select {
 	case <-r.done:
@@ -207,7 +209,9 @@ func (r *release) decide(res store.Result, last bool) bool {
 		r.err = fmt.Errorf("%w: %q (token %s), within %s: %w", ErrNotReleased, t.name, t.token, t.times.ttl, res.Err)
 		e.Kind, e.Reason, e.Err = EventExpiring, Reason(store.Classify(res.Err)), r.err
 	}
+	t.telling.Lock()
 	t.k.emit(e)
+	t.telling.Unlock()
 	close(r.done)
 	return true
 }

@@ -38,11 +38,11 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	if len(terms) == 0 {
 		return
 	}
-	for _, t := range k.list() { // whoever is not in this request waits for its end
+	k.mu.Lock()
+	for t := range k.terms { // whoever is not in this request waits for its end
 		timeout = min(timeout, t.times.interval)
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(min(timeout, most), time.Millisecond))
-	k.mu.Lock()
 	k.flight = cancel
 	k.mu.Unlock()
 	sent := k.now()
@@ -88,7 +88,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 func (t *Term) answered(attempt store.Attempt, r store.Result, own bool) (lost bool) {
 	confirmed := false
 	t.apply(func(m *term.Machine, now clock.Reading) {
-		t.alone = false
+		t.apart = false
 		if s := m.Check(now); s != term.Held && s != term.Doubt {
 			return
 		}
@@ -103,7 +103,7 @@ func (t *Term) answered(attempt store.Attempt, r store.Result, own bool) (lost b
 		default:
 			t.lastErr = r.Err
 			if own && errors.Is(r.Err, store.ErrBusy) {
-				t.alone, t.retryAt = true, now.Add(t.times.interval/8)
+				t.apart, t.retryAt = true, now.Add(t.times.interval/8)
 			}
 			m.Fail(string(store.Classify(r.Err)), now)
 			if t.k.cfg.StandDownOnError {

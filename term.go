@@ -43,7 +43,7 @@ type Term struct {
 	mu        sync.Mutex
 	m         *term.Machine
 	warned    bool
-	alone     bool // the next renewal goes alone, at retryAt
+	apart     bool // the next renewal goes apart from the beat, at retryAt
 	retryAt   clock.Reading
 	lastErr   error
 	rival     store.Record

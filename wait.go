@@ -71,6 +71,8 @@ func (w *contender) final(err error) bool {
 	switch store.Classify(err) {
 	case store.CodeInvalid, store.CodePermission, store.CodeSchema, store.CodeCopied, store.CodeUnsupported:
 		return true
+	case store.CodeMissing: // without a revision asked for: the store's file is another
+		return w.watch == nil
 	}
 	return errors.Is(err, ErrClosed) || errors.Is(err, store.ErrReadOnly) && !w.heard
 }
@@ -146,7 +148,7 @@ func (w *contender) sleep(ctx context.Context, d time.Duration) error {
 			return ErrClosed
 		case r := <-w.watches:
 			w.watches, w.events = nil, r.events
-			if r.err == nil {
+			if r.err == nil && w.watch == nil {
 				return nil // ask again: the term may have ended before the watch began
 			}
 			if errors.Is(r.err, store.ErrUnsupported) {
@@ -156,7 +158,9 @@ func (w *contender) sleep(ctx context.Context, d time.Duration) error {
 			switch {
 			case !ok: // ask, and watch anew if it can be; many lose their watch together
 				w.events = nil
-				timer.Reset(jitter(min(d, w.times.interval/4)))
+				if w.watch == nil { // an observation takes its whole time, whoever tells
+					timer.Reset(jitter(min(d, w.times.interval/4)))
+				}
 			case w.watch != nil: // the record moved: the observation is over
 				return nil
 			case e.Held:

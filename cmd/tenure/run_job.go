@@ -31,6 +31,7 @@ type job struct {
 	mu       sync.Mutex
 	grace    time.Duration
 	margin   time.Duration
+	doubts   int               // how often the term was in doubt
 	process  *guardian.Process // while a command runs
 	starting bool              // a command is about to run
 	early    []os.Signal       // came while it was starting
@@ -197,6 +198,7 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	}
 	var outcome guardian.Outcome
 	if err == nil {
+		j.undoubted(t)
 		outcome, err = j.command(ctx, t)
 	}
 	if errors.Is(err, guardian.ErrMayHaveRun) { // what it started may be beyond reach
@@ -283,14 +285,38 @@ func (j *job) acquire(ctx context.Context) (*tenure.Term, error) {
 	return nil, failf(exitNotAcquired, "not acquired within %s: %w", shortDuration(j.f.waitFor), err)
 }
 
-// confirmed gives the guardian the deadline of a confirmed renewal.
+// confirmed gives the guardian the deadline of a confirmed renewal, unless a
+// doubt came after it.
 func (j *job) confirmed(t *tenure.Term) {
-	until := t.TrustedUntil()
+	j.mu.Lock()
+	doubts := j.doubts
+	j.mu.Unlock()
+	until, held := t.TrustedUntil(), t.State() == tenure.StateHeld
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if !held || doubts != j.doubts {
+		return
+	}
 	j.last = guardian.Deadline{TermAt: until, KillAt: until + j.grace}
 	if j.process != nil {
 		_ = j.process.Extend(j.last) // too late, or over: the guardian has decided
+	}
+}
+
+// undoubted waits until a term that began in doubt is confirmed, or over.
+func (j *job) undoubted(t *tenure.Term) {
+	for {
+		j.mu.Lock()
+		known := j.last != guardian.Deadline{}
+		j.mu.Unlock()
+		if known && t.State() != tenure.StateDoubt {
+			return
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-t.Context().Done():
+			return
+		}
 	}
 }
 
@@ -304,6 +330,10 @@ func (j *job) event(e tenure.Event) {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.doubts++
+	if (j.last == guardian.Deadline{}) {
+		return
+	}
 	until := min(j.last.TermAt, clock.Boot()+j.margin)
 	j.last = guardian.Deadline{TermAt: until, KillAt: until + j.grace}
 	if j.process != nil {
@@ -336,6 +366,9 @@ func (j *job) command(ctx context.Context, t *tenure.Term) (guardian.Outcome, er
 	j.mu.Lock()
 	first := j.last
 	j.mu.Unlock()
+	if (first == guardian.Deadline{}) { // it ended before it was confirmed
+		return guardian.Outcome{}, failf(exitLost, "%w", t.Err())
+	}
 	p, err := guardian.Start(context.Background(), spec, first)
 	if err != nil {
 		return guardian.Outcome{}, cannotStart(err)

@@ -87,6 +87,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 		origin: host.Wall().UTC().Round(0).Add(-host.Boot()),
 	}
 	s.writer.store = s
+	s.writer.inode = fileIdentity(path) // of the file that db has just opened
 	s.waker.store = s
 	return s, nil
 }

@@ -31,7 +31,7 @@ type writer struct {
 	conn       *sql.Conn
 	statements map[string]*sql.Stmt
 	settled    bool   // the file is known to be of this host and this domain
-	inode      string // of the file when conn was made
+	inode      string // of the file that the store was made on
 	gone       bool   // another file stands at the path, or none
 }
 
@@ -210,13 +210,13 @@ func (w *writer) begin() error {
 			return errors.Join(err, conn.Close())
 		}
 		w.conn, w.statements, w.settled = conn, map[string]*sql.Stmt{}, false
-		if w.inode == "" {
-			w.inode = fileIdentity(w.store.path)
-		}
 	}
 	_, err := w.conn.ExecContext(ctx, "BEGIN IMMEDIATE")
 	if err != nil && !isBusy(err) {
 		w.drop()
+	}
+	if err == nil && w.inode == "" { // there was no file yet
+		w.inode = fileIdentity(w.store.path)
 	}
 	if err == nil && fileIdentity(w.store.path) != w.inode {
 		w.rollback()
