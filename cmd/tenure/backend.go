@@ -116,7 +116,10 @@ var schemeSyntax = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*:`)
 func locate(s string) (location, error) {
 	bad := func(rule string) (location, error) {
 		shown := s
-		if u, err := url.Parse(s); err == nil {
+		colon, at := strings.IndexByte(s, ':'), strings.LastIndexByte(s, '@')
+		if !strings.Contains(s, "://") && colon >= 0 && colon < at { // a URL that lost its scheme
+			shown = s[:colon] + ":xxxxx" + s[at:]
+		} else if u, err := url.Parse(s); err == nil {
 			shown = u.Redacted()
 		} else if strings.Contains(s, "@") {
 			shown = schemeSyntax.FindString(s) + "…"

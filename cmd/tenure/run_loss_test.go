@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tenurehq/tenure"
+	"github.com/tenurehq/tenure/cmd/tenure/guardian"
 	"github.com/tenurehq/tenure/internal/clock"
 	"github.com/tenurehq/tenure/store"
 )
@@ -448,4 +451,22 @@ func TestRunAsFirstProcess(t *testing.T) {
 	p.wait().clean(t, exitOK)
 	expectLines(t, log, "run 1", "term 1")
 	released(t, path, "b")
+}
+
+// In doubt a command's time is cut to the margin, and no more than that.
+func TestRunDoubtCutsTheTime(t *testing.T) {
+	t.Parallel()
+	j := &job{note: newNotebook(console{err: io.Discard}, "a", false), margin: time.Second, grace: 100 * time.Millisecond}
+	j.event(tenure.Event{Kind: tenure.EventDoubt})
+	if (j.last != guardian.Deadline{}) {
+		t.Errorf("a deadline %+v before the first confirmation", j.last)
+	}
+	for _, left := range []time.Duration{time.Hour, 200 * time.Millisecond} {
+		until := clock.Boot() + left
+		j.last = guardian.Deadline{TermAt: until, KillAt: until + j.grace}
+		j.event(tenure.Event{Kind: tenure.EventDoubt})
+		if most := min(until, clock.Boot()+j.margin); j.last.TermAt > most || j.last.KillAt != j.last.TermAt+j.grace {
+			t.Errorf("with %s left: deadline %+v, want at most %s and the grace", left, j.last, most)
+		}
+	}
 }

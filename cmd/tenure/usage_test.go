@@ -196,3 +196,12 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 }
+
+// A URL that lost its scheme still holds a password.
+func TestPasswordWithoutScheme(t *testing.T) {
+	t.Parallel()
+	r := cli(t, "lease", "ls", "--store", "admin:geheim@db/x")
+	if r.code != exitUsage || strings.Contains(r.err, "geheim") || !strings.Contains(r.err, "admin:xxxxx@db/x") {
+		t.Errorf("got %d, %q", r.code, r.err)
+	}
+}

@@ -125,3 +125,16 @@ func TestStep(t *testing.T) {
 		t.Errorf("bound %v", b)
 	}
 }
+
+// A step of the wall clock that shows first in an answer is older than the
+// answer: the request left before it, so its confirmation clears no doubt.
+func TestP4StepSeenInAnAnswer(t *testing.T) {
+	t.Parallel()
+	m := held(t)
+	m.Sent(attempt(2), at(time.Second))
+	now := at(2 * time.Second)
+	now.Wall += time.Hour
+	if m.Confirm(attempt(2), now, params.TTL) || m.State() != term.Doubt {
+		t.Errorf("state %d after an answer across a wall step, want doubt", m.State())
+	}
+}
