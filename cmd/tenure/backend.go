@@ -228,23 +228,22 @@ func takeStore(cmd *cobra.Command, args []string) error {
 }
 
 // openStore opens the chosen store and checks its tables. It creates and
-// upgrades the default SQLite file; with create it also makes a SQLite file
-// that is not there yet. Every other store must have been set up by "tenure
-// migrate". Errors carry an exit code and name the store.
-func openStore(ctx context.Context, cmd *cobra.Command, create bool) (store.Store, closeFunc, error) {
+// upgrades the default SQLite file. Every other store must have been set up by
+// "tenure migrate". Errors carry an exit code and name the store.
+func openStore(ctx context.Context, cmd *cobra.Command) (store.Store, closeFunc, error) {
 	loc, err := chosenStore(cmd)
 	if err != nil {
 		return nil, nil, err
 	}
-	st, closeStore, err := openAt(ctx, loc, create)
+	st, closeStore, err := openAt(ctx, loc)
 	if err != nil {
 		return nil, nil, err
 	}
 	return st, closeStore, nil
 }
 
-func openAt(ctx context.Context, loc location, create bool) (backend, closeFunc, error) {
-	st, closeStore, fresh, err := openUnchecked(ctx, loc, create)
+func openAt(ctx context.Context, loc location) (backend, closeFunc, error) {
+	st, closeStore, fresh, err := openUnchecked(ctx, loc, false)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -66,7 +66,7 @@ func notStore(name string) error {
 func withStore(ctx context.Context, cmd *cobra.Command, timeout time.Duration, f func(context.Context, store.Store) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	st, closeStore, err := openStore(ctx, cmd, false)
+	st, closeStore, err := openStore(ctx, cmd)
 	if err != nil {
 		return err
 	}
@@ -282,7 +282,7 @@ func completeNames(cmd *cobra.Command, args []string, toComplete string) ([]cobr
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
 	defer cancel()
-	st, closeStore, err := openStore(ctx, cmd, false)
+	st, closeStore, err := openStore(ctx, cmd)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

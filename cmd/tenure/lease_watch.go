@@ -37,7 +37,7 @@ With -o json each line is an object.`,
 		}
 		opening, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
-		st, closeStore, err := openStore(opening, cmd, false)
+		st, closeStore, err := openStore(opening, cmd)
 		if err != nil {
 			return err
 		}

@@ -92,7 +92,7 @@ func fileStore(t *testing.T) string {
 // acquire starts a term in the store at path.
 func acquire(t *testing.T, path, name, holder string) store.Grant {
 	t.Helper()
-	st, closeStore, err := openAt(t.Context(), location{kind: kindSQLite, target: path}, false)
+	st, closeStore, err := openAt(t.Context(), location{kind: kindSQLite, target: path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func acquire(t *testing.T, path, name, holder string) store.Grant {
 // release ends a term in the store at path.
 func release(t *testing.T, path string, g store.Grant) {
 	t.Helper()
-	st, closeStore, err := openAt(t.Context(), location{kind: kindSQLite, target: path}, false)
+	st, closeStore, err := openAt(t.Context(), location{kind: kindSQLite, target: path})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) err
 	defer j.passSignals(cancel)()
 
 	opening, opened := context.WithTimeout(ctx, requestTime)
-	st, closeStore, err := openStore(opening, cmd, false)
+	st, closeStore, err := openStore(opening, cmd)
 	opened()
 	if err != nil {
 		return asExit(stopped(ctx, err))

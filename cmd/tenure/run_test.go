@@ -271,7 +271,7 @@ func open(t *testing.T, target string) store.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, closeStore, err := openAt(t.Context(), loc, false)
+	st, closeStore, err := openAt(t.Context(), loc)
 	if err != nil {
 		t.Fatal(err)
 	}

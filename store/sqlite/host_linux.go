@@ -135,7 +135,7 @@ func otherNames(path string) string {
 	if st.Nlink > 1 {
 		return fmt.Sprintf("has %d names (hard links)", st.Nlink)
 	}
-	real, err := filepath.EvalSymlinks(path)
+	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return ""
 	}
@@ -144,7 +144,7 @@ func otherNames(path string) string {
 		return ""
 	}
 	// "36 35 98:0 /mnt1 /mnt2 rw,noatime …", with space, tab, newline and backslash in octal
-	escaped := strings.NewReplacer(`\`, `\134`, " ", `\040`, "\t", `\011`, "\n", `\012`).Replace(real)
+	escaped := strings.NewReplacer(`\`, `\134`, " ", `\040`, "\t", `\011`, "\n", `\012`).Replace(resolved)
 	for line := range strings.Lines(string(mounts)) {
 		if w := strings.Fields(line); len(w) > 4 && w[4] == escaped {
 			return "is a mount point of its own"
