@@ -84,9 +84,12 @@ func TestRenewalIsHeapOnly(t *testing.T) {
 		return all, hot
 	}
 	// A snapshot that somebody else holds in this instant, such as an autovacuum's,
-	// keeps the server from using space again; so the best of several tries counts.
+	// keeps the server from using space again; so the best of several tries counts,
+	// and a few updates may miss. With an index on what renewal changes none is
+	// heap-only.
+	const enough = leases * rounds * 9 / 10
 	most := 0
-	for try := 1; try <= 5 && most < leases*rounds; try++ {
+	for try := 1; try <= 5 && most < enough; try++ {
 		before, hotBefore := updates()
 		renewing := open(t, pool, postgres.Config{})
 		for range rounds {
@@ -100,7 +103,7 @@ func TestRenewalIsHeapOnly(t *testing.T) {
 		})
 		most = max(most, hot-hotBefore)
 	}
-	if most < leases*rounds {
+	if most < enough {
 		t.Errorf("of %d renewals %d at most were heap-only", leases*rounds, most)
 	}
 }
