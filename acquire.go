@@ -108,6 +108,7 @@ type contender struct {
 	watcher store.Watcher      // nil if the store cannot tell
 	watches chan registration  // nil unless a Watch is under way
 	events  <-chan store.Event // nil unless the store tells
+	asked   clock.Reading      // when a Watch was last asked for
 	last    error              // the last answer
 	heard   bool               // the store has decided once
 	told    clock.Reading      // when a refusal was last told
@@ -116,13 +117,6 @@ type contender struct {
 type sentAttempt struct {
 	attempt store.Attempt
 	at      clock.Reading
-}
-
-// observation is a record that is watched for a full TTL, because the store's
-// clock is not to be trusted with its expiry.
-type observation struct {
-	revision store.Revision
-	ttl      time.Duration
 }
 
 func (k *Keeper) contend(ctx context.Context, name string, opts []AcquireOption) (*contender, error) {
@@ -165,20 +159,35 @@ func (w *contender) request(attempt store.Attempt) (store.Request, generation) {
 		req.Replace = &g
 	}
 	k.mu.Unlock()
-	switch {
-	case w.watch != nil:
+	now := k.now()
+	switch bound, ok := w.clock.Bound(now); {
+	case w.watch != nil && w.watch.left(now) <= 0:
 		req.IfRevision = w.watch.revision
-	default:
-		if bound, ok := w.clock.Bound(k.now()); ok {
-			// The request itself may take as long as its timeout.
-			req.ClockNotAfter = bound.Add(w.times.margin + w.timeout())
-		}
+	case w.watch != nil:
+		req.ClockNotAfter = never
+	case ok: // the request itself may take as long as its timeout
+		req.ClockNotAfter = bound.Add(w.times.margin + w.timeout())
 	}
 	return req, since
 }
 
+// never is before any store's clock: as Request.ClockNotAfter it asks for what
+// is free alone, and not for what lapsed.
+var never = time.Unix(1, 0)
+
 // timeout bounds one request.
 func (w *contender) timeout() time.Duration { return w.times.interval }
+
+// bound is the context of one request: it ends with ctx, with its time, and with
+// the Keeper's Run.
+func (w *contender) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, w.timeout())
+	stop := context.AfterFunc(w.k.closing, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
 
 // try asks once, and once more if a restore was told meanwhile: what was won
 // then belongs to an earlier life, and may be replaced.
@@ -198,7 +207,7 @@ func (w *contender) ask(ctx context.Context) (*Term, error) {
 	w.forget()
 	attempt := store.NewAttempt()
 	req, since := w.request(attempt)
-	one, cancel := context.WithTimeout(ctx, w.timeout())
+	one, cancel := w.bound(ctx)
 	sent := k.now()
 	w.sent = append(w.sent, sentAttempt{attempt, sent})
 	rec, err := k.st.Acquire(one, req)
@@ -209,14 +218,19 @@ func (w *contender) ask(ctx context.Context) (*Term, error) {
 	case err == nil:
 		w.clock.Step(sent, got, rec.Now)
 	case errors.As(err, &held):
-		w.clock.Step(sent, got, held.Record.Now)
 		w.heard = true
+		if step := w.clock.Step(sent, got, held.Record.Now); step > w.times.margin && held.Record.Status == store.Held {
+			w.follow(&held.Record, got)
+		}
 	}
 	switch {
 	case err == nil, errors.As(err, &held): // decided: nothing is open any more
 		w.sent = nil
 	case store.Classify(err) != store.CodeNoContact: // refused, so not applied; what went before may be
 		w.sent = w.sent[:len(w.sent)-1]
+	}
+	if err != nil && k.isClosing() && store.Classify(err) == store.CodeNoContact {
+		err = errors.Join(ErrClosed, err)
 	}
 	w.last = err
 	if err != nil {

@@ -25,9 +25,10 @@ type Keeper struct {
 	now    clock.Source
 	logCtx context.Context // carries nothing; slog wants one
 
-	started chan struct{} // closed when Run begins
-	closing chan struct{} // closed when Run's context has ended
-	wake    chan struct{} // one pending nudge of Run's loop
+	started chan struct{}      // closed when Run begins
+	closing context.Context    // ended when Run's context has
+	shut    context.CancelFunc // ends closing
+	wake    chan struct{}      // one pending nudge of Run's loop
 	work    sync.WaitGroup
 
 	mu      sync.Mutex
@@ -69,10 +70,11 @@ func NewKeeper(st store.Store, cfg Config) (*Keeper, error) {
 	}
 	k := &Keeper{
 		st: st, cfg: cfg, fork: newForkMark(), now: cfg.clock, logCtx: context.Background(),
-		started: make(chan struct{}), closing: make(chan struct{}), wake: make(chan struct{}, 1),
+		started: make(chan struct{}), wake: make(chan struct{}, 1),
 		holder: newHolder(cfg.Host),
 		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]store.Grant{}, counts: map[Count]int64{},
 	}
+	k.closing, k.shut = context.WithCancel(k.logCtx)
 	if k.now == nil {
 		k.now = clock.Now
 	}
@@ -307,14 +309,7 @@ func (k *Keeper) add(t *Term, since generation) (doubted bool, err error) {
 }
 
 // isClosing reports whether Run's context has ended.
-func (k *Keeper) isClosing() bool {
-	select {
-	case <-k.closing:
-		return true
-	default:
-		return false
-	}
-}
+func (k *Keeper) isClosing() bool { return k.closing.Err() != nil }
 
 // ended takes a term that is over out of the schedule.
 func (k *Keeper) ended(t *Term) {
@@ -327,7 +322,7 @@ func (k *Keeper) ended(t *Term) {
 // drain asks all work to stop. The terms stay held.
 func (k *Keeper) drain() {
 	k.mu.Lock()
-	close(k.closing) // under mu: whatever add took in before is in the list below
+	k.shut() // under mu: whatever add took in before is in the list below
 	k.mu.Unlock()
 	for _, t := range k.list() {
 		t.mu.Lock()

@@ -28,9 +28,11 @@ func (w *contender) wait(ctx context.Context) (*Term, error) {
 			return nil, errors.Join(cause, err)
 		}
 		var held *store.HeldError
-		if !errors.As(err, &held) {
+		switch {
+		case errors.Is(err, store.ErrClockStep): // told when the watching begins
+		case !errors.As(err, &held):
 			w.refused(err)
-		} else {
+		default:
 			if !told || held.Reason != store.HeldByTerm {
 				told = true
 				w.k.emit(Event{Kind: EventWaiting, Lease: w.name, Holder: held.Record.Holder, Token: held.Record.Token, Reason: Reason(held.Reason), Left: held.Remaining})
@@ -40,18 +42,22 @@ func (w *contender) wait(ctx context.Context) (*Term, error) {
 			}
 			w.register(watching)
 		}
-		if err := w.sleep(ctx, w.pause(err, held)); err != nil {
+		if err := w.sleep(ctx, w.pause(ctx, err, held)); err != nil {
 			return nil, errors.Join(err, w.last)
 		}
 	}
 }
 
 // register asks the store, in the background, to tell of ends and starts of
-// terms. A network that swallows new connections must not hold up the waiter.
+// terms. A network that swallows new connections must not hold up the waiter,
+// and a watch that ends again and again must not make it ask all the time.
 func (w *contender) register(ctx context.Context) {
-	if w.watcher == nil || w.events != nil || w.watches != nil {
+	now := w.k.now()
+	again := w.asked == (clock.Reading{}) || now.Elapsed(w.asked) >= w.times.interval/2
+	if w.watcher == nil || w.events != nil || w.watches != nil || !again {
 		return
 	}
+	w.asked = now
 	watches := make(chan registration, 1)
 	w.watches = watches
 	go func() {
@@ -87,15 +93,15 @@ func (w *contender) refused(err error) {
 }
 
 // pause returns how long to wait after an answer.
-func (w *contender) pause(err error, held *store.HeldError) time.Duration {
+func (w *contender) pause(ctx context.Context, err error, held *store.HeldError) time.Duration {
 	interval := w.times.interval
 	switch {
 	case errors.Is(err, store.ErrClockStep):
 		// Judge the expiry by watching the record for its whole TTL instead.
-		return w.observe()
+		return w.observe(ctx)
 	case w.watch != nil && held != nil && held.Record.Status == store.Lapsed:
-		return w.observe() // another record than was watched, and lapsed by the same clock
-	case w.watch != nil && (held != nil || errors.Is(err, store.ErrMissing)):
+		return w.observe(ctx) // perhaps another record than was watched, and lapsed by the same clock
+	case w.watch != nil && (errors.Is(err, store.ErrMissing) || held != nil && held.Record.Revision != w.watch.revision):
 		w.watch = nil // somebody holds, released or removed it since: the clock goes on from there
 	}
 	switch {
@@ -120,18 +126,41 @@ const handover = 2 * time.Millisecond
 
 func jitter(most time.Duration) time.Duration { return time.Duration(rand.Float64() * float64(most)) }
 
-// observe begins or goes on with watching the record.
-func (w *contender) observe() time.Duration {
-	ctx, cancel := context.WithTimeout(w.k.logCtx, w.timeout())
+// observation is a record that is watched for a full TTL, because the store's
+// clock is not to be trusted with its expiry. Whatever is told or asked
+// meanwhile, only a record that is released or that moved ends it sooner.
+type observation struct {
+	revision store.Revision
+	ttl      time.Duration
+	from     time.Duration // the monotonic clock at the arrival of the first reply that showed the revision
+}
+
+// left is how long the record must still be watched.
+func (o *observation) left(now clock.Reading) time.Duration { return o.from + o.ttl - now.Mono }
+
+// observe begins or goes on with watching the record, and returns for how long.
+func (w *contender) observe(ctx context.Context) time.Duration {
+	one, cancel := w.bound(ctx)
 	defer cancel()
-	rec, err := w.k.st.Get(ctx, w.name)
-	if err != nil {
+	rec, err := w.k.st.Get(one, w.name)
+	switch {
+	case err != nil:
 		return shorten(w.times.interval, 0.5)
+	case rec.Status != store.Lapsed: // it moved since
+		w.watch = nil
+		return jitter(w.times.interval / 4)
 	}
+	w.follow(&rec, w.k.now())
+	return max(w.watch.left(w.k.now()), 0)
+}
+
+// follow watches rec, which arrived at got, unless it is being watched.
+func (w *contender) follow(rec *store.Record, got clock.Reading) {
+	if w.watch != nil && w.watch.revision == rec.Revision {
+		return
+	}
+	w.watch = &observation{revision: rec.Revision, ttl: rec.TTL, from: got.Mono}
 	w.k.emit(Event{Kind: EventClockStep, Lease: w.name, Holder: rec.Holder, Token: rec.Token})
-	// From the arrival of the reply that showed the revision, on our clocks.
-	w.watch = &observation{revision: rec.Revision, ttl: rec.TTL}
-	return w.watch.ttl
 }
 
 // sleep waits for d, or until the store tells that the lease may be free.
@@ -144,11 +173,11 @@ func (w *contender) sleep(ctx context.Context, d time.Duration) error {
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-w.k.closing:
+		case <-w.k.closing.Done():
 			return ErrClosed
 		case r := <-w.watches:
 			w.watches, w.events = nil, r.events
-			if r.err == nil && w.watch == nil {
+			if r.err == nil {
 				return nil // ask again: the term may have ended before the watch began
 			}
 			if errors.Is(r.err, store.ErrUnsupported) {
@@ -158,11 +187,7 @@ func (w *contender) sleep(ctx context.Context, d time.Duration) error {
 			switch {
 			case !ok: // ask, and watch anew if it can be; many lose their watch together
 				w.events = nil
-				if w.watch == nil { // an observation takes its whole time, whoever tells
-					timer.Reset(jitter(min(d, w.times.interval/4)))
-				}
-			case w.watch != nil: // the record moved: the observation is over
-				return nil
+				timer.Reset(jitter(min(d, w.times.interval/4)))
 			case e.Held:
 				timer.Reset(e.Remaining + w.spread())
 			default: // who is told of a new term before its turn does not ask at all
