@@ -29,6 +29,7 @@ type Keeper struct {
 	closing context.Context    // ended when Run's context has
 	shut    context.CancelFunc // ends closing
 	wake    chan struct{}      // one pending nudge of Run's loop
+	more    chan struct{}      // the same of sendReleases
 	work    sync.WaitGroup
 
 	mu      sync.Mutex
@@ -44,8 +45,9 @@ type Keeper struct {
 	doubts  generation
 	single  bool               // the last request was for terms that go apart; of the loop
 	flight  context.CancelFunc // ends the renewal on its way
-	pending []*release         // asked for and not yet sent
-	sending bool               // a release request is on its way
+	leaving int                // calls of Release that have not put theirs into pending
+	pending []*release         // asked for and not decided, but for what is on its way
+	sending bool               // sendReleases is at work
 }
 
 // generation numbers the doubts that the Keeper was told of, so that an answer
@@ -70,7 +72,7 @@ func NewKeeper(st store.Store, cfg Config) (*Keeper, error) {
 	}
 	k := &Keeper{
 		st: st, cfg: cfg, fork: newForkMark(), now: cfg.clock, logCtx: context.Background(),
-		started: make(chan struct{}), wake: make(chan struct{}, 1),
+		started: make(chan struct{}), wake: make(chan struct{}, 1), more: make(chan struct{}, 1),
 		holder: newHolder(cfg.Host),
 		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]store.Grant{}, counts: map[Count]int64{},
 	}
@@ -336,7 +338,7 @@ func (k *Keeper) drain() {
 func (k *Keeper) idle() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return len(k.terms) == 0 && len(k.pending) == 0 && !k.sending
+	return len(k.terms) == 0 && k.leaving == 0 && len(k.pending) == 0 && !k.sending
 }
 
 // close ends Run: it cuts short the renewal that may be on its way, waits for

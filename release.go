@@ -19,6 +19,9 @@ type release struct {
 	sent  bool          // an earlier send went without an answer
 	done  chan struct{} // closed when err is final
 	err   error
+
+	deadline time.Time // of all its tries
+	after    time.Time // of the next try; zero before the first
 }
 
 // Release gives the term back. Call it after the work under it has ended: from
@@ -40,6 +43,7 @@ func (t *Term) Handoff(ctx context.Context, to string) error {
 }
 
 func (t *Term) release(ctx context.Context, to string) error {
+	t.k.leave(1)
 	var r *release
 	first := false
 	t.apply(func(m *term.Machine, now clock.Reading) {
@@ -64,6 +68,7 @@ func (t *Term) release(ctx context.Context, to string) error {
 			t.k.enqueue(r)
 		}
 	}
+	t.k.leave(-1)
 	select {
 	case <-r.done:
 		return r.err
@@ -96,14 +101,30 @@ func (k *Keeper) dropReplace(t *Term) {
 	}
 }
 
+// leave counts the calls of Release that have not had theirs sent: Run must not
+// end between the end of a term and its release.
+func (k *Keeper) leave(n int) {
+	k.mu.Lock()
+	k.leaving += n
+	k.mu.Unlock()
+	if n < 0 {
+		k.nudge()
+	}
+}
+
 // enqueue has r sent. Whatever is asked for while a request is on its way goes
 // together into the next one.
 func (k *Keeper) enqueue(r *release) {
+	r.deadline = time.Now().Add(k.cfg.ReleaseTimeout)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.pending = append(k.pending, r)
 	switch {
 	case k.sending:
+		select {
+		case k.more <- struct{}{}:
+		default:
+		}
 	case k.closed: // Run is gone or waits for what it knows of; the caller waits for this
 		k.sending = true
 		go k.sendReleases()
@@ -113,66 +134,89 @@ func (k *Keeper) enqueue(r *release) {
 	}
 }
 
+// sendReleases sends what is pending until nothing is. What was left undecided
+// goes again after a while, and whatever is asked for does not wait for it.
 func (k *Keeper) sendReleases() {
+	again := min(50*time.Millisecond, k.cfg.ReleaseTimeout/10)
 	for {
-		k.mu.Lock()
-		var batch, later []*release
-		names := map[string]bool{}
-		for _, r := range k.pending {
-			if names[r.grant.Name] { // an earlier term of the name that did not know its end
-				later = append(later, r)
-				continue
+		batch, wait := k.leavingNow()
+		switch {
+		case len(batch) > 0:
+			undecided, err := k.sendRelease(batch)
+			for _, r := range undecided {
+				r.after = time.Now().Add(again)
 			}
-			names[r.grant.Name] = true
-			batch = append(batch, r)
-		}
-		k.pending = later
-		if len(batch) == 0 {
-			k.sending = false
+			k.mu.Lock()
+			k.pending = append(k.pending, undecided...)
 			k.mu.Unlock()
+			if err != nil { // of the request as a whole: another one would fare no better
+				time.Sleep(again)
+			}
+		case wait > 0:
+			select {
+			case <-time.After(wait):
+			case <-k.more:
+			}
+		default:
 			k.nudge()
 			return
 		}
-		k.mu.Unlock()
-		k.sendRelease(batch)
 	}
 }
 
-// sendRelease tries until every release of the batch is decided or the time is up.
-func (k *Keeper) sendRelease(batch []*release) {
-	ctx, cancel := context.WithTimeout(k.logCtx, k.cfg.ReleaseTimeout)
-	defer cancel()
-	for try := 0; len(batch) > 0; try++ {
-		grants := make([]store.Grant, len(batch))
-		for i, r := range batch {
-			if try > 0 {
-				r.grant.Attempt = store.NewAttempt()
-			}
-			grants[i] = r.grant
+// leavingNow takes off the pending releases those that go into the next request,
+// or returns the time until there is one; 0 says that nothing is pending and that
+// the caller has ended its work.
+func (k *Keeper) leavingNow() (batch []*release, wait time.Duration) {
+	now := time.Now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var later []*release
+	names := map[string]bool{}
+	for _, r := range k.pending {
+		left := r.after.Sub(now)
+		if left > 0 && (wait == 0 || left < wait) {
+			wait = left
 		}
-		one, cancelOne := context.WithTimeout(ctx, max(k.cfg.ReleaseTimeout/3, time.Millisecond))
-		results, err := k.st.Release(one, grants)
-		cancelOne()
-		if err == nil && len(results) != len(batch) {
-			err = errors.New("tenure: the store answered for another number of terms than it was asked for")
+		if left > 0 || names[r.grant.Name] { // an earlier term of the name that did not know its end
+			later = append(later, r)
+			continue
 		}
-		var again []*release
-		for i, r := range batch {
-			res := store.Result{Err: err}
-			if err == nil {
-				res = results[i]
-			}
-			if !r.decide(res, ctx.Err() != nil) {
-				again = append(again, r)
-			}
-		}
-		if batch = again; len(batch) > 0 {
-			select {
-			case <-time.After(min(50*time.Millisecond, k.cfg.ReleaseTimeout/10)):
-			case <-ctx.Done():
-			}
+		names[r.grant.Name] = true
+		batch = append(batch, r)
+	}
+	k.pending, k.sending = later, len(batch)+len(later) > 0
+	return batch, wait
+}
+
+// sendRelease sends one request and returns those that it left undecided and
+// that have time for another, and the error of the request as a whole.
+func (k *Keeper) sendRelease(batch []*release) (undecided []*release, err error) {
+	grants := make([]store.Grant, len(batch))
+	last := batch[0].deadline
+	for i, r := range batch {
+		grants[i] = r.grant
+		if r.deadline.After(last) {
+			last = r.deadline
 		}
 	}
+	ctx, cancel := context.WithTimeout(k.logCtx, max(min(k.cfg.ReleaseTimeout/3, time.Until(last)), time.Millisecond))
+	results, err := k.st.Release(ctx, grants)
+	cancel()
+	if err == nil && len(results) != len(batch) {
+		err = errors.New("tenure: the store answered for another number of terms than it was asked for")
+	}
+	now := time.Now()
+	for i, r := range batch {
+		res := store.Result{Err: err}
+		if err == nil {
+			res = results[i]
+		}
+		if !r.decide(res, !now.Before(r.deadline)) {
+			undecided = append(undecided, r)
+		}
+	}
+	return undecided, err
 }
 
 // decide takes in one answer and reports whether it is final. last says that no
@@ -204,6 +248,7 @@ func (r *release) decide(res store.Result, last bool) bool {
 				r.grant.Known = slices.Delete(r.grant.Known, 1, 1+n-store.MaxKnown)
 			}
 		}
+		r.grant.Attempt = store.NewAttempt()
 		return false
 	default:
 		r.err = fmt.Errorf("%w: %q (token %s), within %s: %w", ErrNotReleased, t.name, t.token, t.times.ttl, res.Err)
