@@ -137,4 +137,8 @@ func TestP4StepSeenInAnAnswer(t *testing.T) {
 	if m.Confirm(attempt(2), now, params.TTL) || m.State() != term.Doubt {
 		t.Errorf("state %d after an answer across a wall step, want doubt", m.State())
 	}
+	// Nor does it extend the trust that the doubt calls into question.
+	if left := m.Left(now); left != 6*time.Second {
+		t.Errorf("%s left, want 6s: the trust of the confirmation before the step", left)
+	}
 }
