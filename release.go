@@ -150,7 +150,7 @@ func (k *Keeper) sendReleases() {
 			k.pending = append(k.pending, undecided...)
 			k.mu.Unlock()
 			if err != nil { // of the request as a whole: another one would fare no better
-				time.Sleep(again)
+				<-time.After(again)
 			}
 		case wait > 0:
 			select {
