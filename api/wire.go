@@ -74,12 +74,13 @@ type BeatReply struct {
 	Work   []WorkVerdict `json:"work,omitempty"`
 }
 
-// RenewResult is the store's answer to one renewal. Code is "" if the term was
-// extended.
+// RenewResult is the store's answer to one renewal or release. Code is "" if the
+// term was extended or ended.
 type RenewResult struct {
-	Code   store.Code    `json:"code,omitempty"`
-	Text   string        `json:"text,omitempty"`
-	Record *Record `json:"record,omitempty"`
+	Code   store.Code `json:"code,omitempty"`
+	Text   string     `json:"text,omitempty"`
+	Record *Record    `json:"record,omitempty"`
+	Busy   *BusyFacts `json:"busy,omitempty"`
 }
 
 // Orders is all that a node is to do, at one revision. There is no partial form:
