@@ -155,8 +155,8 @@ func (w *contender) request(attempt store.Attempt) (store.Request, generation) {
 	k.mu.Lock()
 	req.Holder = k.holder
 	since := k.doubts
-	if g, ok := k.replace[w.name]; ok {
-		req.Replace = &g
+	if r, ok := k.replace[w.name]; ok {
+		req.Replace = &r.grant
 	}
 	k.mu.Unlock()
 	now := k.now()
@@ -262,7 +262,7 @@ func (w *contender) won(ctx context.Context, req store.Request, since generation
 		m: term.New(params, req.Attempt, sent, got, rec.TTL),
 	}
 	if req.Replace != nil {
-		k.dropReplaced(req.Replace)
+		k.dropReplace(req.Replace.Name, req.Replace.Token)
 	}
 	slow := t.m.Check(k.now()) == term.Lost
 	var err error
@@ -294,14 +294,6 @@ func (w *contender) won(ctx context.Context, req store.Request, since generation
 		w.opts.onConfirm(t)
 	}
 	return t, nil
-}
-
-func (k *Keeper) dropReplaced(g *store.Grant) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if have, ok := k.replace[g.Name]; ok && have.Token == g.Token {
-		delete(k.replace, g.Name)
-	}
 }
 
 // giveBack releases what an attempt without an answer may have won. Nobody

@@ -15,6 +15,13 @@ func WithClock(cfg Config, c clock.Source) Config {
 // ForgetProcess makes the keeper believe that this process is a fork of its own.
 func (k *Keeper) ForgetProcess() { k.fork = forgottenMark() }
 
+// Replaceable returns how many restored terms the keeper remembers.
+func (k *Keeper) Replaceable() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.replace)
+}
+
 // Allows is the rule of the fast path of MayAct.
 func Allows(left, slack, mono, wall time.Duration) bool {
 	return (&view{left: left, slack: slack}).allows(mono, wall)

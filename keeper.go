@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/internal/clock"
 	"github.com/tenurehq/tenure/internal/term"
 	"github.com/tenurehq/tenure/store"
@@ -38,7 +40,7 @@ type Keeper struct {
 	closed  bool // Run has returned
 	terms   map[*Term]struct{}
 	beats   map[time.Duration]*beat // by interval: terms of one interval are renewed together
-	replace map[string]store.Grant  // restored terms that a new Acquire may replace
+	replace map[string]restored     // terms that a restore ended and a new Acquire may replace
 	clock   term.Progress           // of the store's clock
 	failed  clock.Reading           // when a failing renewal was last told
 	counts  map[Count]int64
@@ -74,7 +76,7 @@ func NewKeeper(st store.Store, cfg Config) (*Keeper, error) {
 		st: st, cfg: cfg, fork: newForkMark(), now: cfg.clock, logCtx: context.Background(),
 		started: make(chan struct{}), wake: make(chan struct{}, 1), more: make(chan struct{}, 1),
 		holder: newHolder(cfg.Host),
-		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]store.Grant{}, counts: map[Count]int64{},
+		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]restored{}, counts: map[Count]int64{},
 	}
 	k.closing, k.shut = context.WithCancel(k.logCtx)
 	if k.now == nil {
@@ -293,7 +295,7 @@ func (k *Keeper) add(t *Term, since generation) (doubted bool, err error) {
 		return false, ErrClosed
 	case k.doubts.restores != since.restores:
 		// As for a term that was held at the restore: the next Acquire replaces it.
-		k.replace[t.name] = t.grant(store.NewAttempt())
+		k.replace[t.name] = restored{t.grant(store.NewAttempt()), k.now()} // nobody else has the term yet
 		return false, errRestored
 	case k.doubts.wakes != since.wakes:
 		t.m.Doubt(string(ReasonWake), k.now()) // nobody else has the term yet
@@ -381,6 +383,8 @@ func (k *Keeper) Doubt(kind DoubtKind, why string) {
 	} else {
 		k.doubts.restores++
 		k.holder = newHolder(k.cfg.Host)
+		now := k.now()
+		maps.DeleteFunc(k.replace, func(_ string, r restored) bool { return r.lapsed(now) })
 	}
 	k.mu.Unlock()
 	for _, t := range k.list() { // what comes in later has seen the count
@@ -392,25 +396,40 @@ func (k *Keeper) Doubt(kind DoubtKind, why string) {
 			})
 			continue
 		}
-		k.restored(t, why)
+		k.restore(t, why)
 	}
 	k.nudge()
 }
 
-// restored ends t and keeps its grant for the Acquire that may replace it.
-func (k *Keeper) restored(t *Term, why string) {
-	var grant *store.Grant
+// restored is a term that a restore ended.
+type restored struct {
+	grant store.Grant
+	at    clock.Reading
+}
+
+// lapsed reports whether the store cannot hold the term any more.
+func (r *restored) lapsed(now clock.Reading) bool { return now.Elapsed(r.at) > 2*r.grant.TTL }
+
+// restore ends t and keeps its grant for the Acquire that may replace it.
+func (k *Keeper) restore(t *Term, why string) {
 	t.apply(func(m *term.Machine, now clock.Reading) {
-		if s := m.Check(now); s == term.Held || s == term.Doubt {
-			g := t.grant(store.NewAttempt())
-			grant, t.why = &g, why
-			m.Lose(string(ReasonRestored), now)
+		if s := m.Check(now); s != term.Held && s != term.Doubt {
+			return
 		}
-	})
-	if grant != nil {
-		k.mu.Lock()
-		k.replace[t.name] = *grant
+		k.mu.Lock() // before the context ends: whoever waits for that may ask at once
+		k.replace[t.name] = restored{t.grant(store.NewAttempt()), now}
 		k.mu.Unlock()
+		t.why = why
+		m.Lose(string(ReasonRestored), now)
+	})
+}
+
+// dropReplace forgets that the term can be replaced: it was, or is given back.
+func (k *Keeper) dropReplace(name string, token fence.Token) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r, ok := k.replace[name]; ok && r.grant.Token == token {
+		delete(k.replace, name)
 	}
 }
 

@@ -64,7 +64,7 @@ func (t *Term) release(ctx context.Context, to string) error {
 			r.err = err
 			close(r.done)
 		} else {
-			t.k.dropReplace(t)
+			t.k.dropReplace(t.name, t.token)
 			t.k.enqueue(r)
 		}
 	}
@@ -90,15 +90,6 @@ func settled(err error) bool {
 		return true
 	}
 	return false
-}
-
-// dropReplace forgets that a restored term could be replaced: it is given back.
-func (k *Keeper) dropReplace(t *Term) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if g, ok := k.replace[t.name]; ok && g.Token == t.token {
-		delete(k.replace, t.name)
-	}
 }
 
 // leave counts the calls of Release that have not had theirs sent: Run must not
