@@ -19,6 +19,7 @@ type acquireOptions struct {
 	minHold    time.Duration
 	stallAfter time.Duration
 	meta       map[string]string
+	replace    *store.Grant
 	onWait     func(*store.HeldError)
 	onConfirm  func(*Term)
 }
@@ -45,6 +46,15 @@ func WithStallAfter(d time.Duration) AcquireOption {
 // store.MaxMeta bytes as JSON.
 func WithMeta(meta map[string]string) AcquireOption {
 	return func(o *acquireOptions) { o.meta = meta }
+}
+
+// WithReplace lets the term begin although the term that g shows is unexpired,
+// with a larger token, if the store recognises g as it would for a renewal. It
+// is for the successor of a process of the same host that has certainly ended:
+// the caller must have proof of that, since a holder that still runs would act
+// until its own next renewal.
+func WithReplace(g store.Grant) AcquireOption {
+	return func(o *acquireOptions) { o.replace = &g }
 }
 
 // WithWait calls f each time the store says that the lease is not free, before
@@ -151,6 +161,10 @@ func (w *contender) request(attempt store.Attempt) (store.Request, generation) {
 	req := store.Request{Name: w.name, TTL: w.times.ttl, Attempt: attempt, MinHold: w.opts.minHold, Meta: w.opts.meta}
 	for _, s := range w.sent {
 		req.Known = append(req.Known, s.attempt)
+	}
+	if g := w.opts.replace; g != nil {
+		shown := *g
+		req.Replace = &shown
 	}
 	k.mu.Lock()
 	req.Holder = k.holder
