@@ -61,6 +61,7 @@ type plan struct {
 	Children  int           // started before the command, and not its descendants
 	Loops     int           // run it so many times, default 1
 	Trial     string        // something that the runner does besides
+	Short     time.Duration // Trial "shorten": from SIGUSR2 to TermAt
 }
 
 // said is one line from a runner.
@@ -165,6 +166,10 @@ func runnerPart() int {
 					_ = p.Signal(sig)
 				case pl.Trial == "cancel":
 					cancel()
+				case pl.Trial == "shorten":
+					at := clock.Boot() + pl.Short
+					_ = p.Extend(guardian.Deadline{TermAt: at, KillAt: at + pl.Margin})
+					say(said{Read: "shortened"})
 				default:
 					p.Stop()
 				}
