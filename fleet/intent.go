@@ -48,3 +48,24 @@ func (i Intent) State() IntentState {
 	}
 	return Active
 }
+
+// Check returns an error matching store.ErrInvalid unless actor and reason are there.
+func (m Mark) Check() error { return nil }
+
+// What Resumed ends.
+const (
+	ResumeDrain = "drain" // the drain; a cordon stays
+	ResumeAll   = "all"
+)
+
+// WithCordon returns the intent with a cordon. It reports whether anything changed.
+func (i Intent) WithCordon(m Mark) (Intent, bool) { return i, false }
+
+// WithDrain returns the intent with a drain. It reports whether anything changed.
+func (i Intent) WithDrain(m Mark, deadline time.Time, move bool) (Intent, bool) { return i, false }
+
+// Resumed returns the intent without the drain, or without drain and cordon.
+func (i Intent) Resumed(what string) (Intent, bool) { return i, false }
+
+// Completed returns the intent with its drain done.
+func (i Intent) Completed(at time.Time) (Intent, bool) { return i, false }

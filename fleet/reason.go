@@ -50,3 +50,29 @@ type Exclusion struct {
 	Text   string    `json:"text"`           // what was seen, with figures
 	Clears string    `json:"clears"`         // what would clear it
 }
+
+// Severity orders reasons.
+type Severity string
+
+// The severities, gravest first.
+const (
+	Critical Severity = "critical" // it may not act
+	Warning  Severity = "warning"  // something is wrong with it
+	Notice   Severity = "notice"   // it is as wanted, or does not fit
+)
+
+// Reason describes a code for people.
+type Reason struct {
+	Code     Code     `json:"code"` // CodeInsufficient stands for all its resources
+	Severity Severity `json:"severity"`
+	// Own reasons keep any new work from the node; the others depend on the request.
+	Own    bool   `json:"own"`
+	Text   string `json:"text"`
+	Clears string `json:"clears"`
+}
+
+// Reasons returns all reasons of exclusion, gravest first.
+func Reasons() []Reason { return nil }
+
+// Insufficient returns the code for a lack of a resource.
+func Insufficient(resource string) Code { return CodeInsufficient + Code(resource) }
