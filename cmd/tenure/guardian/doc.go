@@ -52,14 +52,7 @@
 //
 // # How a tree is killed
 //
-// Descendants are found through the parent links in /proc and signalled through
-// pidfds whose start time is compared after opening, so that a reused pid is
-// never signalled. A SIGKILL also goes to whole process groups, which no fork can
-// outrun, and to a cgroup v2 made for the command where one can be made (see
-// cgroup.kill in the kernel's documentation). None of these is trusted to be
-// complete: the sweep is repeated until wait4 says ECHILD. Since every orphan
-// below a subreaper becomes its child, that answer means that no descendant is
-// left at all.
+// Package tree says how, and what that is worth.
 //
 // What cannot be killed is named in [Outcome].Leftovers: a process that may not
 // be signalled (it changed its user), one in uninterruptible sleep, one that

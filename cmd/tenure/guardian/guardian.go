@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/tenurehq/tenure/cmd/tenure/tree"
 )
 
 var (
@@ -128,11 +130,7 @@ type Notice struct {
 }
 
 // Leftover is a descendant that could not be killed.
-type Leftover struct {
-	PID  int
-	Comm string // its name as the kernel shows it
-	Why  string // what kept it alive
-}
+type Leftover = tree.Leftover
 
 // Outcome is how a command and all its descendants ended.
 type Outcome struct {

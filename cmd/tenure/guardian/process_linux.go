@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tenurehq/tenure/cmd/tenure/tree"
 	"github.com/tenurehq/tenure/internal/clock"
 	"golang.org/x/sys/unix"
 )
@@ -46,7 +47,7 @@ type Process struct {
 	spec     Spec
 	guardian int // pid
 	cgroup   string
-	timer    *bootTimer
+	timer    *tree.BootTimer
 	tty      *terminal // nil without a controlling terminal
 	done     chan struct{}
 	started  chan error // one value: the command runs, or why not
@@ -60,7 +61,7 @@ type Process struct {
 	hasTTY   bool // the command had, or asked for, the foreground
 
 	// Owned by watch.
-	strangers map[identity]bool // children that were there before
+	strangers map[tree.Identity]bool // children that were there before
 	reports   <-chan report
 	forking   bool // the guardian was about to fork
 	misses    int  // pings since the last answer
@@ -146,22 +147,22 @@ func lookup(name string) (string, error) {
 
 // launch starts the guardian and hands it the command.
 func (p *Process) launch(ctx context.Context, path string) (err error) {
-	strangers, err := descendants(os.Getpid(), nil)
+	strangers, err := tree.Descendants(os.Getpid(), nil)
 	if err != nil {
 		return err
 	}
-	p.strangers = make(map[identity]bool)
+	p.strangers = make(map[tree.Identity]bool)
 	for _, s := range strangers {
-		p.strangers[s.identity()] = true
+		p.strangers[s.Identity()] = true
 	}
-	if err := subreaper(); err != nil {
+	if err := tree.Subreaper(); err != nil {
 		return err
 	}
-	if p.timer, err = newBootTimer(); err != nil {
+	if p.timer, err = tree.NewBootTimer(); err != nil {
 		return err
 	}
 	p.tty = openTerminal()
-	p.cgroup = newCgroup()
+	p.cgroup = tree.NewCgroup()
 	defer func() {
 		if err != nil {
 			p.close()
@@ -269,7 +270,7 @@ func (p *Process) Extend(d Deadline) error {
 	}
 	p.deadline = d
 	p.sendLocked(sendTimeout, request{Deadline: &d})
-	return p.timer.set(0) // wakes watch, which sets it anew
+	return p.timer.Set(0) // wakes watch, which sets it anew
 }
 
 // Stop ends the tree: SIGTERM, Grace, SIGKILL; at KillAt at the latest. It does
@@ -390,7 +391,7 @@ func (p *Process) arm() {
 	if p.next > 0 {
 		at = p.next
 	}
-	_ = p.timer.set(at)
+	_ = p.timer.Set(at)
 }
 
 func (p *Process) hear(r report) {
@@ -491,7 +492,7 @@ func (p *Process) enforce(now time.Duration) {
 		return
 	}
 	p.next = now + 10*time.Millisecond
-	killCgroup(p.cgroup)
+	tree.KillCgroup(p.cgroup)
 	root, skip := os.Getpid(), p.strangers
 	if p.takeover == "" {
 		if p.reaped {
@@ -499,12 +500,12 @@ func (p *Process) enforce(now time.Duration) {
 		}
 		root, skip = p.guardian, nil
 	}
-	alive, _ := descendants(root, skip)
+	alive, _ := tree.Descendants(root, skip)
 	for _, victim := range alive {
-		_ = victim.send(syscall.SIGKILL)
+		_ = victim.Send(syscall.SIGKILL)
 	}
-	if p.takeover != "" && now >= p.since+leftoverAfter {
-		p.conclusion(leftovers(alive))
+	if p.takeover != "" && now >= p.since+tree.LeftoverAfter {
+		p.conclusion(tree.Leftovers(alive))
 	}
 }
 
@@ -517,7 +518,7 @@ func (p *Process) gone() bool {
 	if len(p.strangers) == 0 {
 		return false
 	}
-	alive, err := descendants(os.Getpid(), p.strangers)
+	alive, err := tree.Descendants(os.Getpid(), p.strangers)
 	if err != nil || len(alive) > 0 {
 		p.quiet = 0
 		return false
@@ -560,8 +561,8 @@ func (p *Process) close() {
 	if p.conn != nil {
 		p.conn.Close()
 	}
-	p.timer.close()
-	removeCgroup(p.cgroup)
+	p.timer.Close()
+	tree.RemoveCgroup(p.cgroup)
 	p.reclaim()
 	p.tty.close()
 }

@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
-	"strconv"
 	"syscall"
 	"time"
 
+	"github.com/tenurehq/tenure/cmd/tenure/tree"
 	"github.com/tenurehq/tenure/internal/clock"
 	"golang.org/x/sys/unix"
 )
@@ -24,11 +23,6 @@ const (
 	// goneGrace is what a tree gets between SIGTERM and SIGKILL when its runner is
 	// dead: enough to close a file, and far below the second in which it must end.
 	goneGrace = 200 * time.Millisecond
-	// leftoverAfter is how long SIGKILL may take before who is left is named.
-	leftoverAfter = 2 * time.Second
-	// sweepFirst and sweepMax bound the pause between two sweeps with SIGKILL.
-	sweepFirst = 2 * time.Millisecond
-	sweepMax   = 50 * time.Millisecond
 	// writeTimeout bounds what the guardian waits for a runner that does not read.
 	writeTimeout = 100 * time.Millisecond
 	// lastWords is the same for the last report: nothing is guarded any more.
@@ -55,42 +49,29 @@ func Main() {
 type server struct {
 	conn  *os.File
 	out   *outbox
-	timer *bootTimer
+	timer *tree.BootTimer
 	spec  startRequest
 	grace time.Duration
 
 	deadline Deadline
-	cmd      int // pid
-	pidfd    int // of cmd; names its process group even after cmd was reaped
-	exited   bool
-	status   syscall.WaitStatus
-	why      Why     // what was killing cmd when it ended
-	end      *ending // nil until killing begins; then never nil again
-}
-
-// ending is a tree being killed.
-type ending struct {
-	why    Why
-	killAt time.Duration
-	asked  map[identity]bool // who got SIGTERM
-	killed time.Duration     // the first SIGKILL, or 0
-	next   time.Duration     // the next sweep
-	pause  time.Duration
+	cmd      tree.Child
+	ending   Why // what began the killing
+	why      Why // what was killing cmd when it ended
 }
 
 func serve() error {
 	runtime.LockOSThread()
-	closeOnExec()
+	tree.CloseOnExec()
 	if err := unix.SetNonblock(controlFD, true); err != nil {
 		return errors.New("guardian: this process is started by tenure run only")
 	}
 	catchSignals()
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, syscall.SIGCHLD)
-	if err := subreaper(); err != nil {
+	if err := tree.Subreaper(); err != nil {
 		return err
 	}
-	timer, err := newBootTimer()
+	timer, err := tree.NewBootTimer()
 	if err != nil {
 		return err
 	}
@@ -119,20 +100,6 @@ func serve() error {
 		return nil
 	}
 	return nil // the runner was gone before there was anything to guard
-}
-
-// closeOnExec keeps every descriptor from the command that it is not given: those
-// that leaked into the runner, too.
-func closeOnExec() {
-	if unix.CloseRange(3, ^uint(0)>>1, unix.CLOSE_RANGE_CLOEXEC) == nil {
-		return
-	}
-	open, _ := filepath.Glob("/proc/self/fd/*") // before Linux 5.11
-	for _, path := range open {
-		if fd, err := strconv.Atoi(filepath.Base(path)); err == nil && fd >= 3 {
-			syscall.CloseOnExec(fd)
-		}
-	}
 }
 
 // catchSignals makes the guardian outlive every signal that can be caught: it
@@ -173,19 +140,9 @@ func (s *server) start(spec startRequest) bool {
 	}
 	attr := &syscall.ProcAttr{
 		Dir: spec.Dir, Env: spec.Env, Files: files,
-		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, PidFD: &s.pidfd},
+		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
 	}
-	var err error = syscall.ENOENT
-	if cgroup, openErr := openCgroup(spec.Cgroup); openErr == nil {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, cgroup
-		s.cmd, err = syscall.ForkExec(spec.Path, spec.Argv, attr)
-		unix.Close(cgroup)
-		attr.Sys.UseCgroupFD = false
-	}
-	if err != nil { // nothing ran; the cgroup may be what was refused
-		s.cmd, err = syscall.ForkExec(spec.Path, spec.Argv, attr)
-	}
-	if err != nil {
+	if err := s.cmd.Start(spec.Path, spec.Argv, attr, spec.Cgroup); err != nil {
 		var errno syscall.Errno
 		errors.As(err, &errno)
 		s.send(report{Failed: &startFailure{Errno: errno}})
@@ -193,22 +150,15 @@ func (s *server) start(spec startRequest) bool {
 	}
 	if spec.Foreground {
 		if tty := openTerminal(); tty != nil {
-			_ = tty.give(s.cmd) // if refused, the command asks by SIGTTIN
+			_ = tty.give(s.cmd.PID()) // if refused, the command asks by SIGTTIN
 			tty.close()
 		}
 	}
 	for i := range spec.Files {
 		unix.Close(controlFD + 1 + i)
 	}
-	s.send(report{Started: s.cmd})
+	s.send(report{Started: s.cmd.PID()})
 	return true
-}
-
-func openCgroup(dir string) (int, error) {
-	if dir == "" {
-		return -1, syscall.ENOENT
-	}
-	return unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
 // loop guards until no descendant is left, or who is left has been named.
@@ -222,13 +172,13 @@ func (s *server) loop(requests <-chan request, children <-chan os.Signal) {
 			s.finish(nil)
 			return
 		}
-		if s.end != nil && s.end.killed > 0 && now >= s.end.killed+leftoverAfter {
-			alive, _ := descendants(os.Getpid(), nil)
-			s.finish(leftovers(alive))
+		if killed := s.cmd.Killed(); killed > 0 && now >= killed+tree.LeftoverAfter {
+			alive, _ := tree.Descendants(os.Getpid(), nil)
+			s.finish(tree.Leftovers(alive))
 			return
 		}
-		if err := s.timer.set(s.wake()); err != nil {
-			s.kill(now) // cannot happen, and a guardian without a clock must not guard
+		if err := s.timer.Set(s.wake()); err != nil {
+			s.begin(WhyDeadline, now, now) // cannot happen, and a guardian without a clock must not guard
 		}
 		select {
 		case r, ok := <-requests:
@@ -249,13 +199,10 @@ func (s *server) loop(requests <-chan request, children <-chan os.Signal) {
 
 // wake returns when something is due without anybody telling.
 func (s *server) wake() time.Duration {
-	switch {
-	case s.end == nil:
-		return s.deadline.TermAt
-	case s.end.killed == 0:
-		return s.end.killAt
+	if s.cmd.Ending() {
+		return s.cmd.Due()
 	}
-	return s.end.next
+	return s.deadline.TermAt
 }
 
 func (s *server) handle(r request, now time.Duration) {
@@ -264,7 +211,7 @@ func (s *server) handle(r request, now time.Duration) {
 		s.pong(r)
 	case r.Deadline != nil:
 		// One that is read after the old one passed comes too late, whatever it says.
-		if s.end == nil && now < s.deadline.TermAt {
+		if !s.cmd.Ending() && now < s.deadline.TermAt {
 			s.deadline = *r.Deadline
 		}
 	case r.Stop:
@@ -279,119 +226,63 @@ func (s *server) enforce(now time.Duration) {
 	if now >= s.deadline.TermAt {
 		s.begin(WhyDeadline, now, s.deadline.KillAt)
 	}
-	if s.end != nil && now >= s.end.killAt && now >= s.end.next {
-		s.kill(now)
-	}
+	s.kill(now)
 }
 
 // begin starts the killing, with SIGTERM if there is time for it. A later reason
 // can only shorten what an earlier one allowed.
 func (s *server) begin(why Why, now, killAt time.Duration) {
-	killAt = min(killAt, s.deadline.KillAt)
-	if s.end != nil {
-		s.end.killAt = min(s.end.killAt, killAt)
-		return
+	if !s.cmd.Ending() {
+		s.ending = why
 	}
-	s.end = &ending{why: why, killAt: killAt, asked: make(map[identity]bool), pause: sweepFirst}
-	if now >= killAt {
-		s.kill(now)
-		return
+	if s.cmd.End(now, min(killAt, s.deadline.KillAt)) {
+		s.notice(Notice{Event: EventTerm, Why: why, PID: s.cmd.PID()})
 	}
-	s.ask(func(process) bool { return true })
-	s.notice(Notice{Event: EventTerm, Why: why, PID: s.cmd})
+	s.kill(now)
 }
 
-// ask sends SIGTERM to those that match and did not get it yet.
-func (s *server) ask(match func(process) bool) {
-	alive, _ := descendants(os.Getpid(), nil)
-	for _, p := range alive {
-		if s.end.asked[p.identity()] || !match(p) {
-			continue
-		}
-		s.end.asked[p.identity()] = true
-		// What cannot be signalled shows when SIGKILL fails too. A stopped process
-		// acts on SIGTERM only once it continues.
-		_ = p.send(syscall.SIGTERM)
-		_ = p.send(syscall.SIGCONT)
-	}
-}
-
-// askOrphans asks who was started after SIGTERM went out and has lost its parent
-// since. Who still has one is left to it: it may be what cleans up.
-func (s *server) askOrphans() {
-	self := os.Getpid()
-	s.ask(func(p process) bool { return p.ppid == self && p.pid != s.cmd })
-}
-
-// kill is one sweep with SIGKILL.
+// kill sweeps with SIGKILL if that is due.
 func (s *server) kill(now time.Duration) {
-	if s.end == nil {
-		s.end = &ending{why: WhyDeadline, killAt: now, pause: sweepFirst}
+	if s.cmd.Enforce(now) {
+		s.notice(Notice{Event: EventKill, Why: s.ending, PID: s.cmd.PID()})
 	}
-	first := s.end.killed == 0
-	killCgroup(s.spec.Cgroup)
-	if signalGroup(s.pidfd, syscall.SIGKILL) != nil && !s.exited {
-		_ = syscall.Kill(-s.cmd, syscall.SIGKILL) // not reaped, so the number is still its own
-	}
-	alive, _ := descendants(os.Getpid(), nil)
-	for _, p := range alive {
-		_ = p.send(syscall.SIGKILL)
-	}
-	if first {
-		s.end.killed = now
-		s.notice(Notice{Event: EventKill, Why: s.end.why, PID: s.cmd})
-	}
-	s.end.next = clock.Boot() + s.end.pause
-	s.end.pause = min(2*s.end.pause, sweepMax)
 }
 
 // reap collects the dead and reports whether no child, and so no descendant, is
 // left.
 func (s *server) reap() (empty bool) {
-	for {
-		var status syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG|syscall.WUNTRACED|syscall.WCONTINUED|unix.WALL, nil)
-		switch {
-		case errors.Is(err, syscall.EINTR):
-		case err != nil: // ECHILD
-			return true
-		case pid == 0:
-			switch {
-			case s.end != nil && s.end.killed == 0:
-				s.askOrphans()
-			case s.end == nil && s.exited:
-				now := clock.Boot()
-				s.begin(WhyBackground, now, now+s.grace)
-			}
-			return false
-		case pid != s.cmd:
-		case status.Stopped():
-			s.send(report{Stopped: status.StopSignal()})
-			s.notice(Notice{Event: EventStopped, PID: pid, Detail: unix.SignalName(status.StopSignal())})
-		case status.Continued():
-			s.notice(Notice{Event: EventContinued, PID: pid})
-		default:
-			s.exited, s.status = true, status
-			if s.end != nil {
-				s.why = s.end.why
-			}
+	_, before := s.cmd.Exited()
+	empty = s.cmd.Reap(func(status syscall.WaitStatus) {
+		if status.Continued() {
+			s.notice(Notice{Event: EventContinued, PID: s.cmd.PID()})
+			return
 		}
+		s.send(report{Stopped: status.StopSignal()})
+		s.notice(Notice{Event: EventStopped, PID: s.cmd.PID(), Detail: unix.SignalName(status.StopSignal())})
+	})
+	_, exited := s.cmd.Exited()
+	if exited && !before {
+		s.why = s.ending
 	}
+	if exited && !empty && !s.cmd.Ending() {
+		now := clock.Boot()
+		s.begin(WhyBackground, now, now+s.grace)
+	}
+	return empty
 }
 
 func (s *server) finish(left []Leftover) {
-	o := ended(s.exited, s.status)
+	status, exited := s.cmd.Exited()
+	o := ended(exited, status)
 	o.Why, o.Leftovers = s.why, left
-	if s.end != nil {
-		o.Forced = s.end.killed > 0
-		if !s.exited {
-			o.Why = s.end.why
-		}
+	o.Forced = s.cmd.Killed() > 0
+	if !exited {
+		o.Why = s.ending
 	}
 	for _, l := range left {
-		s.notice(Notice{Event: EventLeftover, Why: s.end.why, PID: l.PID, Comm: l.Comm, Detail: l.Why})
+		s.notice(Notice{Event: EventLeftover, Why: s.ending, PID: l.PID, Comm: l.Comm, Detail: l.Why})
 	}
-	removeCgroup(s.spec.Cgroup)
+	s.cmd.RemoveCgroup()
 	s.send(report{Outcome: &o})
 }
 
@@ -402,13 +293,9 @@ func (s *server) finish(left []Leftover) {
 func (s *server) signal(sig syscall.Signal) {
 	switch sig {
 	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGWINCH:
-		if signalGroup(s.pidfd, sig) != nil && !s.exited {
-			_ = syscall.Kill(-s.cmd, sig)
-		}
+		s.cmd.SignalGroup(sig)
 	default:
-		if !s.exited {
-			_ = syscall.Kill(s.cmd, sig) // not reaped: the pid is still its own
-		}
+		s.cmd.Signal(sig)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/tenurehq/tenure/cmd/tenure/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,15 +77,15 @@ func orphanedJob() bool {
 		return true
 	}
 	for pid := os.Getppid(); pid > 0; {
-		parent, err := readProcess(pid)
+		parent, err := tree.Read(pid)
 		if err != nil {
 			return true
 		}
-		if parent.pgid != own {
+		if parent.Group != own {
 			sid, err := unix.Getsid(pid)
 			return err != nil || sid != session
 		}
-		pid = parent.ppid
+		pid = parent.Parent
 	}
 	return true
 }

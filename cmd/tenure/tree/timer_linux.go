@@ -1,4 +1,4 @@
-package guardian
+package tree
 
 import (
 	"fmt"
@@ -8,20 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootTimer fires at instants of CLOCK_BOOTTIME. Go's own timers stand still
+// BootTimer fires at instants of CLOCK_BOOTTIME. Go's own timers stand still
 // while the machine is suspended; this one has fired when it wakes.
-type bootTimer struct {
+type BootTimer struct {
 	C    <-chan struct{} // holds one tick at most
 	file *os.File
 }
 
-func newBootTimer() (*bootTimer, error) {
+// NewBootTimer returns a timer that is not set. Close it.
+func NewBootTimer() (*BootTimer, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("guardian: boot timer: %w", err)
+		return nil, fmt.Errorf("tree: boot timer: %w", err)
 	}
 	c := make(chan struct{}, 1)
-	t := &bootTimer{C: c, file: os.NewFile(uintptr(fd), "timerfd")}
+	t := &BootTimer{C: c, file: os.NewFile(uintptr(fd), "timerfd")}
 	go func() {
 		var expirations [8]byte
 		for {
@@ -37,8 +38,8 @@ func newBootTimer() (*bootTimer, error) {
 	return t, nil
 }
 
-// set makes the timer fire at an instant, at once if that has passed.
-func (t *bootTimer) set(at time.Duration) error {
+// Set makes the timer fire at an instant, at once if that has passed.
+func (t *BootTimer) Set(at time.Duration) error {
 	raw, err := t.file.SyscallConn()
 	if err != nil {
 		return err
@@ -53,4 +54,5 @@ func (t *bootTimer) set(at time.Duration) error {
 	return set
 }
 
-func (t *bootTimer) close() { t.file.Close() }
+// Close gives its descriptor back.
+func (t *BootTimer) Close() { t.file.Close() }

@@ -1,4 +1,4 @@
-package guardian
+package tree
 
 import (
 	"bufio"
@@ -6,14 +6,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // A cgroup makes killing atomic, but only where we may make one. It is a help
 // and never the proof: a privileged process can leave it.
 
-// newCgroup makes a cgroup v2 below this process's own and returns its
+// NewCgroup makes a cgroup v2 below this process's own and returns its
 // directory, or "" if that cannot be done here.
-func newCgroup() string {
+func NewCgroup() string {
 	own, ok := cgroupPath()
 	if !ok {
 		return ""
@@ -23,7 +26,7 @@ func newCgroup() string {
 		return ""
 	}
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.kill")); err != nil {
-		removeCgroup(dir) // a kernel before 5.14
+		RemoveCgroup(dir) // a kernel before 5.14
 		return ""
 	}
 	return dir
@@ -65,24 +68,31 @@ func cgroupPath() (string, bool) {
 	return "", false
 }
 
-// killCgroup sends SIGKILL to all members at once. Failing is harmless: the
+// KillCgroup sends SIGKILL to all members at once. Failing is harmless: the
 // sweep finds them too.
-func killCgroup(dir string) {
+func KillCgroup(dir string) {
 	if dir != "" {
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
 	}
 }
 
-// removeCgroup removes an empty cgroup, with those the command made below it.
-func removeCgroup(dir string) {
+// RemoveCgroup removes an empty cgroup, with those the command made below it.
+func RemoveCgroup(dir string) {
 	if dir == "" {
 		return
 	}
 	below, _ := os.ReadDir(dir)
 	for _, entry := range below {
 		if entry.IsDir() {
-			removeCgroup(filepath.Join(dir, entry.Name()))
+			RemoveCgroup(filepath.Join(dir, entry.Name()))
 		}
 	}
 	_ = os.Remove(dir)
+}
+
+func openCgroup(dir string) (int, error) {
+	if dir == "" {
+		return -1, syscall.ENOENT
+	}
+	return unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
