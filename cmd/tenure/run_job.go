@@ -198,16 +198,16 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	}
 	var outcome guardian.Outcome
 	if err == nil {
-		j.undoubted(t)
+		j.undoubted(ctx, t)
 		outcome, err = j.command(ctx, t)
 	}
 	if errors.Is(err, guardian.ErrMayHaveRun) { // what it started may be beyond reach
 		return false, failf(exitLost, "lease %q (token %s) is left to expire, within %s: %w", t.Name(), t.Token(), shortDuration(j.f.ttl), err)
 	}
-	if err != nil {
-		return false, errors.Join(stopped(ctx, err), j.release(t))
-	}
 	var lost *tenure.LostError
+	if err != nil && !errors.As(err, &lost) { // else it was lost before the command was started
+		return errors.Is(err, guardian.ErrLate), errors.Join(stopped(ctx, err), j.release(t))
+	}
 	isLost := errors.As(t.Err(), &lost)
 	if len(outcome.Leftovers) > 0 {
 		return false, j.leave(t, outcome.Leftovers)
@@ -303,8 +303,9 @@ func (j *job) confirmed(t *tenure.Term) {
 	}
 }
 
-// undoubted waits until a term that began in doubt is confirmed, or over.
-func (j *job) undoubted(t *tenure.Term) {
+// undoubted waits until a term that began in doubt is confirmed, or over, or
+// until ctx ends.
+func (j *job) undoubted(ctx context.Context, t *tenure.Term) {
 	for {
 		j.mu.Lock()
 		known := j.last != guardian.Deadline{}
@@ -315,6 +316,8 @@ func (j *job) undoubted(t *tenure.Term) {
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-t.Context().Done():
+			return
+		case <-ctx.Done():
 			return
 		}
 	}

@@ -3,7 +3,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -19,6 +21,8 @@ import (
 	"github.com/tenurehq/tenure/cmd/tenure/guardian"
 	"github.com/tenurehq/tenure/internal/clock"
 	"github.com/tenurehq/tenure/store"
+	"github.com/tenurehq/tenure/store/memory"
+	"github.com/tenurehq/tenure/store/storetest"
 )
 
 // lines returns the lines of a file, none if it is not there.
@@ -468,5 +472,82 @@ func TestRunDoubtCutsTheTime(t *testing.T) {
 		if most := min(until, clock.Boot()+j.margin); j.last.TermAt > most || j.last.KillAt != j.last.TermAt+j.grace {
 			t.Errorf("with %s left: deadline %+v, want at most %s and the grace", left, j.last, most)
 		}
+	}
+}
+
+// bornInDoubt returns a job whose term began in doubt and is not confirmed:
+// the store answers nothing more.
+func bornInDoubt(t *testing.T, ttl time.Duration, flags runFlags) *job {
+	t.Helper()
+	st := storetest.NewFaulty(memory.New())
+	flags.name, flags.ttl, flags.argv = "a", ttl, []string{"/bin/false"}
+	j := &job{f: &flags, note: newNotebook(console{err: io.Discard}, "a", false), margin: ttl / 5, grace: ttl / 10, st: st}
+	k, err := tenure.NewKeeper(st, tenure.Config{TTL: ttl, OnEvent: j.event})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.k = k
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- k.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	st.Rule(func(op storetest.Op) storetest.Fault {
+		switch op {
+		case storetest.OpAcquire: // told while it is on its way
+			k.Doubt(tenure.DoubtWake, "")
+		case storetest.OpRenew:
+			return storetest.Fault{DropRequest: true}
+		}
+		return storetest.Fault{}
+	})
+	return j
+}
+
+// codeOf returns the exit code that err carries, 0 if none.
+func codeOf(err error) int {
+	var e *exitError
+	if errors.As(err, &e) {
+		return e.code
+	}
+	return 0
+}
+
+// A signal ends the wait for the confirmation of a term that began in doubt.
+func TestRunEndedInDoubt(t *testing.T) {
+	t.Parallel()
+	j := bornInDoubt(t, time.Hour, runFlags{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	term, err := j.acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		j.undoubted(ctx, term)
+		_, err := j.command(ctx, term)
+		ended <- err
+	}()
+	j.pass(syscall.SIGTERM, cancel)
+	select {
+	case err := <-ended:
+		if codeOf(err) != 128+int(syscall.SIGTERM) {
+			t.Errorf("ended with %v, want the code of the signal", err)
+		}
+	case <-time.After(patience):
+		t.Error("a signal did not end the waiting")
+	}
+	if err := j.release(term); err != nil {
+		t.Error(err)
+	}
+}
+
+// A term that began in doubt and was lost before it was confirmed is a loss as
+// any other: --on-loss again tries for another.
+func TestRunLostInDoubt(t *testing.T) {
+	t.Parallel()
+	j := bornInDoubt(t, 500*time.Millisecond, runFlags{noWait: true, onLoss: onLossAgain})
+	again, err := j.once(t.Context())
+	if !again || codeOf(err) != exitLost || !errors.Is(err, tenure.ErrLost) {
+		t.Errorf("again %v, code %d, %v; want to try again after a loss", again, codeOf(err), err)
 	}
 }
