@@ -134,6 +134,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 			stop = nil
 			drained = time.After(k.cfg.DrainTimeout)
 			k.drain()
+			if !k.idle() {
+				continue // the terms stay as they are, and so does the timer
+			}
 		case <-drained:
 			return k.close(cancel)
 		}
@@ -315,12 +318,16 @@ func (k *Keeper) add(t *Term, since generation) (doubted bool, err error) {
 // isClosing reports whether Run's context has ended.
 func (k *Keeper) isClosing() bool { return k.closing.Err() != nil }
 
-// ended takes a term that is over out of the schedule.
+// ended takes a term that is over out of the schedule. Run's loop, which looks at
+// all that are left, wants to know only of the last one.
 func (k *Keeper) ended(t *Term) {
 	k.mu.Lock()
 	delete(k.terms, t)
+	last := len(k.terms) == 0
 	k.mu.Unlock()
-	k.nudge()
+	if last {
+		k.nudge()
+	}
 }
 
 // drain asks all work to stop. The terms stay held.
@@ -328,9 +335,10 @@ func (k *Keeper) drain() {
 	k.mu.Lock()
 	k.shut() // under mu: whatever add took in before is in the list below
 	k.mu.Unlock()
+	now := k.now()
 	for _, t := range k.list() {
 		t.mu.Lock()
-		cause := t.lost(ReasonShutdown, k.now())
+		cause := t.lost(ReasonShutdown, now)
 		t.mu.Unlock()
 		t.cancel(cause)
 	}

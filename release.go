@@ -15,7 +15,7 @@ import (
 // release is one term on its way back to the store.
 type release struct {
 	t     *Term
-	grant store.Grant
+	grant store.Grant   // its attempt is that of the last send
 	sent  bool          // an earlier send went without an answer
 	done  chan struct{} // closed when err is final
 	err   error
@@ -52,7 +52,7 @@ func (t *Term) release(ctx context.Context, to string) error {
 		}
 		m.Check(now)
 		m.Release()
-		r = &release{t: t, grant: t.grant(store.NewAttempt()), done: make(chan struct{})}
+		r = &release{t: t, grant: t.grant(store.Attempt{}), done: make(chan struct{})}
 		r.grant.HandoffTo = to
 		t.releasing, first = r, true
 	})
@@ -97,8 +97,9 @@ func settled(err error) bool {
 func (k *Keeper) leave(n int) {
 	k.mu.Lock()
 	k.leaving += n
+	last := k.leaving == 0 && len(k.terms) == 0
 	k.mu.Unlock()
-	if n < 0 {
+	if last {
 		k.nudge()
 	}
 }
@@ -130,6 +131,7 @@ func (k *Keeper) enqueue(r *release) {
 func (k *Keeper) sendReleases() {
 	again := min(50*time.Millisecond, k.cfg.ReleaseTimeout/10)
 	for {
+		k.gather()
 		batch, wait := k.leavingNow()
 		switch {
 		case len(batch) > 0:
@@ -152,6 +154,32 @@ func (k *Keeper) sendReleases() {
 			k.nudge()
 			return
 		}
+	}
+}
+
+// How long the releases of a shutdown wait for each other: until none has come
+// for a lull, and never longer than the most.
+const (
+	gatherLull = 500 * time.Microsecond
+	gatherMost = 5 * time.Millisecond
+)
+
+// gather waits for releases that will come at once, since all work was asked to
+// stop at once, so that one request takes them and not a second one all but the
+// first. It waits for nobody unless Run is ending and terms are still held.
+func (k *Keeper) gather() {
+	if !k.isClosing() {
+		return
+	}
+	for before, waited := 0, time.Duration(0); waited < gatherMost; waited += gatherLull {
+		k.mu.Lock()
+		pending, more := len(k.pending), len(k.terms) > 0 || k.leaving > 1 // one may be in pending already
+		k.mu.Unlock()
+		if !more || pending == before {
+			return
+		}
+		before = pending
+		<-time.After(gatherLull)
 	}
 }
 
@@ -185,7 +213,9 @@ func (k *Keeper) leavingNow() (batch []*release, wait time.Duration) {
 func (k *Keeper) sendRelease(batch []*release) (undecided []*release, err error) {
 	grants := make([]store.Grant, len(batch))
 	last := batch[0].deadline
+	attempts := store.NewAttempts(len(batch))
 	for i, r := range batch {
+		r.grant.Attempt = attempts[i]
 		grants[i] = r.grant
 		if r.deadline.After(last) {
 			last = r.deadline
@@ -239,7 +269,6 @@ func (r *release) decide(res store.Result, last bool) bool {
 				r.grant.Known = slices.Delete(r.grant.Known, 1, 1+n-store.MaxKnown)
 			}
 		}
-		r.grant.Attempt = store.NewAttempt()
 		return false
 	default:
 		r.err = fmt.Errorf("%w: %q (token %s), within %s: %w", ErrNotReleased, t.name, t.token, t.times.ttl, res.Err)

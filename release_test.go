@@ -109,3 +109,40 @@ func TestReleaseDoesNotWaitForABusyRecord(t *testing.T) {
 		_ = r.close()
 	})
 }
+
+// All terms of a shutdown leave in one request, also if a request is quick: the
+// first to be given back waits a moment for the others, and a lone one does not.
+func TestShutdownReleasesTogether(t *testing.T) {
+	for _, n := range []int{1, 200} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				st := newStore()
+				r := newRig(t, st, tenure.Config{})
+				var sizes []int
+				count := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
+					sizes = append(sizes, len(g))
+					return st.Store.Release(ctx, g)
+				}
+				st.release.Store(&count)
+				for i := range n {
+					term := r.acquire(fmt.Sprint("n", i))
+					go func() {
+						<-term.Context().Done()
+						time.Sleep(time.Duration(i) * time.Microsecond)
+						_ = term.Release(context.Background()) // Run says what was not released
+					}()
+				}
+				at := time.Now()
+				if err := r.close(); err != nil {
+					t.Error(err)
+				}
+				if len(sizes) != 1 || sizes[0] != n {
+					t.Errorf("%d terms left in requests of %v, want one of all", n, sizes)
+				}
+				if d := time.Since(at); n == 1 && d > 0 {
+					t.Errorf("a lone term waited %s", d)
+				}
+			})
+		})
+	}
+}
