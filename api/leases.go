@@ -12,11 +12,11 @@ import (
 type AcquireRequest struct {
 	Name          string            `json:"name"`
 	Holder        string            `json:"holder"`
-	TTLUS         int64             `json:"ttl_us"`
+	TTLUS         int64             `json:"ttl_us" minimum:"1" maximum:"86400000000"`
 	Attempt       store.Attempt     `json:"attempt"`
 	Known         []store.Attempt   `json:"known,omitempty"`
 	Replace       *Replace          `json:"replace,omitempty"`
-	MinHoldUS     int64             `json:"min_hold_us,omitempty"`
+	MinHoldUS     int64             `json:"min_hold_us,omitempty" minimum:"0" maximum:"31622400000000"`
 	IfRevision    store.Revision    `json:"if_revision,omitempty"`
 	ClockNotAfter time.Time         `json:"clock_not_after,omitzero"`
 	Meta          map[string]string `json:"meta,omitempty"`
@@ -33,7 +33,7 @@ type Replace struct {
 type RenewGrant struct {
 	Name    string          `json:"name"`
 	Token   fence.Token     `json:"token"`
-	TTLUS   int64           `json:"ttl_us"`
+	TTLUS   int64           `json:"ttl_us" minimum:"1" maximum:"86400000000"`
 	Attempt store.Attempt   `json:"attempt"`
 	Known   []store.Attempt `json:"known"`
 }
@@ -115,7 +115,7 @@ type Slot struct {
 
 // CleanRequest is the body of POST leases/clean.
 type CleanRequest struct {
-	IdleUS int64 `json:"idle_us"`
+	IdleUS int64 `json:"idle_us" minimum:"0" maximum:"31622400000000"`
 }
 
 // Cleaned answers it.

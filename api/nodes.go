@@ -81,7 +81,7 @@ type DrainRequest struct {
 	Actor  string `json:"actor"`
 	Reason string `json:"reason"`
 	// DeadlineMS is after how long the drain counts as overdue; 0: never.
-	DeadlineMS int64 `json:"deadline_ms,omitempty"`
+	DeadlineMS int64 `json:"deadline_ms,omitempty" minimum:"0" maximum:"31622400000"`
 	// Move moves movable work away in place of waiting for it.
 	Move bool `json:"move,omitempty"`
 }

@@ -59,6 +59,7 @@ const (
 	CodeNoSuchPath   = "no_such_path"
 	CodeNoSuchMethod = "no_such_method" // the path is there, the method is not
 	CodeTooLarge     = "too_large"      // the body is above the limit
+	CodeMediaType    = "media_type"     // the body is not declared as application/json
 )
 
 // statuses says with which HTTP status each code is answered. A client believes
@@ -71,6 +72,7 @@ var statuses = map[string]int{
 	CodeNoSuchPath:   http.StatusNotFound,
 	CodeNoSuchMethod: http.StatusMethodNotAllowed,
 	CodeTooLarge:     http.StatusRequestEntityTooLarge,
+	CodeMediaType:    http.StatusUnsupportedMediaType,
 
 	string(store.CodeHeld):        http.StatusConflict,
 	string(store.CodeSuperseded):  http.StatusConflict,

@@ -19,7 +19,7 @@ type Beat struct {
 	FactsVersion uint64       `json:"facts_version"`
 	// LateMS is by how much the sender's own timers were late at most since the
 	// beat before. It widens the time after which it is suspect.
-	LateMS int64    `json:"late_ms,omitempty"`
+	LateMS int64    `json:"late_ms,omitempty" minimum:"0" maximum:"86400000"`
 	Doubts []string `json:"doubts,omitempty"`
 	// SentAt is the sender's wall clock, shown and compared with nothing.
 	SentAt time.Time `json:"sent_at,omitzero"`
@@ -33,7 +33,7 @@ type Beat struct {
 // but the name.
 type Renewal struct {
 	Token   fence.Token     `json:"token"`
-	TTLMS   int64           `json:"ttl_ms"`
+	TTLMS   int64           `json:"ttl_ms" minimum:"1" maximum:"86400000"`
 	Attempt store.Attempt   `json:"attempt"`
 	Known   []store.Attempt `json:"known"`
 }
