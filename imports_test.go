@@ -87,6 +87,7 @@ func TestImportsBites(t *testing.T) {
 		{"a backend outside the program", parse("agent", `package agent; import _ "`+module+`/store/sqlite"`).namedBackends()},
 		{"a foreign word in a type", parse("store", `package store; type LeaderInfo struct{}`).foreignWords()},
 		{"a foreign word in a method", parse("store", `package store; type T int; func (T) Unlock() {}`).foreignWords()},
+		{"a verdict", parse("store", `package store; type T int; func (T) IsAlive() {}`).foreignWords()},
 		{"a foreign word in a field", parse("store", `package store; type T struct{ SessionID int }`).foreignWords()},
 	} {
 		if len(tc.broken) != 1 {
@@ -339,7 +340,11 @@ func (fs tree) namedBackends() (broken []string) {
 
 // foreign are words that others use for what DESIGN calls a lease, a holder, a
 // term or a token. See "Words" in docs/ARCHITECTURE.md.
-var foreign = []string{"lock", "locks", "locker", "locked", "unlock", "mutex", "master", "leader", "leaders", "leadership", "epoch", "session", "sessions", "alive"}
+var foreign = []string{"lock", "locks", "locker", "locked", "unlock", "mutex", "master", "leader", "leaders", "leadership", "epoch", "session", "sessions"}
+
+// verdicts are exported names that claim what nobody can know. That a node counts
+// as alive is a state; that it is alive is not ours to say.
+var verdicts = []string{"IsAlive"}
 
 // notOurs are exported names in which such a word names something of a database
 // or a system, and none of our concepts.
@@ -377,6 +382,9 @@ func (fs tree) foreignWords() (broken []string) {
 			return true
 		})
 		for _, name := range slices.Sorted(maps.Keys(names)) {
+			if slices.Contains(verdicts, name) {
+				broken = append(broken, fmt.Sprintf("%s: %s is a name that docs/ARCHITECTURE.md keeps out", f.name, name))
+			}
 			for _, w := range words(name) {
 				if slices.Contains(foreign, w) {
 					broken = append(broken, fmt.Sprintf("%s: %s holds the word %q, which docs/ARCHITECTURE.md keeps out", f.name, name, w))
