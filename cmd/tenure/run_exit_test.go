@@ -232,3 +232,22 @@ func TestRunRefusesToRunUnprotected(t *testing.T) {
 		}
 	})
 }
+
+// A /proc of another process namespace shows processes by numbers that mean
+// others here: what the command leaves could not be found.
+func TestRunRefusesAForeignProc(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make a process namespace")
+	}
+	path, mark := fileStore(t), filepath.Join(t.TempDir(), "ran")
+	contain := func(cmd *exec.Cmd) {
+		cmd.Args = append([]string{"unshare", "-pf", cmd.Path}, cmd.Args[1:]...)
+		cmd.Path, cmd.Err = exec.LookPath("unshare")
+	}
+	startWith(t, contain, "run", "a", "--store", path, "--", "touch", mark).wait().want(t, exitConfig, "/proc", "pid namespace")
+	if _, err := os.Stat(mark); err == nil {
+		t.Error("the command ran")
+	}
+	released(t, path, "a")
+}

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tenurehq/tenure"
 	"github.com/tenurehq/tenure/cmd/tenure/guardian"
 	"github.com/tenurehq/tenure/internal/clock"
@@ -549,5 +551,42 @@ func TestRunLostInDoubt(t *testing.T) {
 	again, err := j.once(t.Context())
 	if !again || codeOf(err) != exitLost || !errors.Is(err, tenure.ErrLost) {
 		t.Errorf("again %v, code %d, %v; want to try again after a loss", again, codeOf(err), err)
+	}
+}
+
+// A guardian that is killed while the system starts the command cannot say
+// whether it ran: the lease is left to expire.
+func TestRunMayHaveRun(t *testing.T) {
+	t.Parallel()
+	path := fileStore(t)
+	program, err := os.ReadFile("/bin/true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "slow")
+	if err := os.WriteFile(file, program, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	// Whoever opens a file that is leased from the system waits for the lease to
+	// be given back: here, the one that executes it.
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Skipf("this file system has no leases: %v", err)
+	}
+	p := start(t, "run", "a", "--store", path, "--", file)
+	until(t, "the command to be about to start", func() bool {
+		kind, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
+		return err == nil && kind != unix.F_WRLCK || p.over()
+	})
+	if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.wait().want(t, exitLost, "left to expire", "may have run")
+	if rec := get(t, open(t, path), "a"); rec.Status != store.Held {
+		t.Errorf("the lease is %s, want it left to expire", rec.Status)
 	}
 }
