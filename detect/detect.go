@@ -22,7 +22,8 @@
 //	          ▲                                   │              suspect
 //	          └────────────── beat, Begin ────────┴─────────────────┘
 //
-// No other way leads out of suspect than a beat, or Begin.
+// No other way leads out of suspect than a beat, with what it says by Widen, or
+// Begin.
 //
 // # What is promised
 //
@@ -38,7 +39,7 @@
 //     faster: what comes well before its time is no sample.
 //   - A limit is bounded, whatever was learnt: by its configuration, and by twice
 //     that with what the node says of its own lateness.
-//   - Memory is constant: 48 bytes for Fixed, 256 or less for Phi, and no method
+//   - Memory is constant: 48 bytes for Fixed, 72 for Chen, 232 for Phi, and no method
 //     allocates but Explain. No result is NaN or infinite.
 //
 // # What is not promised

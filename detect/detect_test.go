@@ -444,8 +444,8 @@ func TestStateText(t *testing.T) {
 func TestCost(t *testing.T) {
 	for name, size := range map[string][2]uintptr{
 		"Fixed":    {unsafe.Sizeof(detect.Fixed{}), 48},
-		"Chen":     {unsafe.Sizeof(detect.Chen{}), 80},
-		"Phi":      {unsafe.Sizeof(detect.Phi{}), 256},
+		"Chen":     {unsafe.Sizeof(detect.Chen{}), 72},
+		"Phi":      {unsafe.Sizeof(detect.Phi{}), 232},
 		"Progress": {unsafe.Sizeof(detect.Progress{}), 80},
 	} {
 		if size[0] > size[1] {

@@ -221,6 +221,21 @@ func TestBurstIsNoRhythm(t *testing.T) {
 	}
 }
 
+// The gap in which a watch began is not one between two beats.
+func TestBeginIsNoRhythm(t *testing.T) {
+	t.Parallel()
+	phi := must(detect.NewPhi(detect.PhiConfig{Interval: time.Second}))
+	for i := range 100 {
+		phi.Observe(time.Duration(i) * time.Second)
+	}
+	before := phi.Explain(0)
+	phi.Begin(100 * time.Second)
+	phi.Observe(101*time.Second + time.Second/2)
+	if got := phi.Explain(0); got.Mean != before.Mean || got.StdDev != before.StdDev || got.Samples != before.Samples {
+		t.Errorf("got %v, want what was learnt before, %v", got, before)
+	}
+}
+
 // Half an hour of hibernation is two changes and no more (C82).
 func TestTraceHibernation(t *testing.T) {
 	t.Parallel()
