@@ -1,6 +1,9 @@
 package fleet
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // IntentState is the intent for a node in one word.
 type IntentState string
@@ -49,23 +52,70 @@ func (i Intent) State() IntentState {
 	return Active
 }
 
-// Check returns an error matching store.ErrInvalid unless actor and reason are there.
-func (m Mark) Check() error { return nil }
-
 // What Resumed ends.
 const (
 	ResumeDrain = "drain" // the drain; a cordon stays
 	ResumeAll   = "all"
 )
 
-// WithCordon returns the intent with a cordon. It reports whether anything changed.
-func (i Intent) WithCordon(m Mark) (Intent, bool) { return i, false }
+// WithCordon returns the intent with a cordon, and whether that changed anything.
+// A newer mark of another actor or reason takes the place of the old one.
+func (i Intent) WithCordon(m Mark) (Intent, bool) {
+	if i.Cordon != nil && i.Cordon.same(m) {
+		return i, false
+	}
+	i.Cordon = &m
+	return i, true
+}
 
-// WithDrain returns the intent with a drain. It reports whether anything changed.
-func (i Intent) WithDrain(m Mark, deadline time.Time, move bool) (Intent, bool) { return i, false }
+// WithDrain returns the intent with a drain, and whether that changed anything. A
+// node that is drained stays so: nothing has been placed on it since.
+func (i Intent) WithDrain(m Mark, deadline time.Time, move bool) (Intent, bool) {
+	d := Drain{Mark: m, Deadline: deadline, Move: move}
+	if old := i.Drain; old != nil {
+		if old.Mark.same(m) && old.Deadline.Equal(deadline) && old.Move == move {
+			return i, false
+		}
+		d.Done = old.Done
+	}
+	i.Drain = &d
+	return i, true
+}
 
-// Resumed returns the intent without the drain, or without drain and cordon.
-func (i Intent) Resumed(what string) (Intent, bool) { return i, false }
+// Resumed returns the intent without what it names, and whether that changed
+// anything. Without the drain a node is what it was before: a cordon stays.
+func (i Intent) Resumed(what string) (Intent, bool) {
+	after := i
+	switch what {
+	case ResumeDrain:
+		after.Drain = nil
+	case ResumeAll:
+		after = Intent{}
+	}
+	return after, after != i
+}
 
-// Completed returns the intent with its drain done.
-func (i Intent) Completed(at time.Time) (Intent, bool) { return i, false }
+// Completed returns the intent with its drain done, and whether that changed
+// anything. The node gets no new work until it is resumed.
+func (i Intent) Completed(at time.Time) (Intent, bool) {
+	if i.Drain == nil || !i.Drain.Done.IsZero() {
+		return i, false
+	}
+	d := *i.Drain
+	d.Done = at
+	i.Drain = &d
+	return i, true
+}
+
+// same reports whether a repeated request says nothing new.
+func (m Mark) same(o Mark) bool { return m.Actor == o.Actor && m.Reason == o.Reason }
+
+func (m Mark) text() string { return fmt.Sprintf("%q: %q", m.Actor, m.Reason) }
+
+// overdue says by how much a drain has missed its deadline; "" if it has not.
+func (d Drain) overdue(now time.Time) string {
+	if d.Deadline.IsZero() || !d.Done.IsZero() || !now.After(d.Deadline) {
+		return ""
+	}
+	return ", overdue by " + span(now.Sub(d.Deadline))
+}

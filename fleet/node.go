@@ -84,6 +84,7 @@ type Node struct {
 	Incarnation string // one run of its agent
 	Facts       Facts
 	NotReady    time.Time // since when it is not ready; zero if it is
+	WasReady    bool      // it was ready before NotReady
 
 	Liveness Liveness
 	// Age is the listened time since the last beat that any replica heard; see
@@ -98,5 +99,6 @@ type Node struct {
 	Work      int       // items assigned to it and not ended
 	Stuck     int       // of them, those without progress
 	Flapping  bool      // lost its lease, or was suspect, too often lately
+	CalmAt    time.Time // until when it counts as flapping if nothing more happens
 	Duplicate string    // another incarnation that uses its name now; "" if none
 }
