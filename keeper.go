@@ -46,7 +46,7 @@ type Keeper struct {
 	counts  map[Count]int64
 	doubts  generation
 	single  bool               // the last request was for terms that go apart; of the loop
-	flight  context.CancelFunc // ends the renewal on its way
+	flight  context.CancelFunc // ends the renewal on its way, if that may be cut short for another term
 	leaving int                // calls of Release that have not put theirs into pending
 	pending []*release         // asked for and not decided, but for what is on its way
 	sending bool               // sendReleases is at work

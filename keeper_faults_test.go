@@ -413,6 +413,53 @@ func TestHungRequestAndAShortTerm(t *testing.T) {
 	})
 }
 
+// One short term does not cost many long ones theirs, on a store that answers
+// too slowly for it and quickly enough for them.
+func TestShortTermDoesNotStarveLongOnes(t *testing.T) {
+	for _, after := range []bool{false, true} { // it comes before them, or while their request is on its way
+		t.Run(fmt.Sprint(after), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				st := newStore()
+				r := newRig(t, st, tenure.Config{TTL: 30 * time.Second})
+				var terms []*tenure.Term
+				for i := range 100 {
+					terms = append(terms, r.acquire(fmt.Sprint("n", i)))
+				}
+				slow := func(ctx context.Context, g []store.Grant) ([]store.Result, error) {
+					select {
+					case <-time.After(500 * time.Millisecond):
+						return st.Store.Renew(ctx, g)
+					case <-ctx.Done():
+						return nil, ctx.Err()
+					}
+				}
+				st.renew.Store(&slow)
+				begin := time.Now()
+				for i := 0; time.Since(begin) < 90*time.Second; i++ {
+					if n := st.count(&st.renews); after {
+						for st.count(&st.renews) == n && time.Since(begin) < 90*time.Second {
+							time.Sleep(10 * time.Millisecond)
+						}
+					}
+					short := r.acquire(fmt.Sprint("short", i), tenure.WithTTL(time.Second))
+					<-short.Context().Done()
+				}
+				lost := 0
+				for _, term := range terms {
+					if !mayAct(term) {
+						lost++
+					}
+					_ = term.Release(t.Context())
+				}
+				if lost > 0 {
+					t.Errorf("%d of %d long terms were lost", lost, len(terms))
+				}
+				_ = r.close()
+			})
+		})
+	}
+}
+
 // A record that was busy once is not left out because others are always due.
 func TestBusyRecordDoesNotStarve(t *testing.T) {
 	bubble(t, func(t *testing.T) {

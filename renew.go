@@ -18,6 +18,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		grants  []store.Grant
 		timeout = store.MaxTTL
 		most    time.Duration // left to the term that has most: one that ends cuts no other short
+		need    time.Duration // of those that have no time for another try: the longest interval
 	)
 	attempts := store.NewAttempts(len(due))
 	for i, t := range due {
@@ -28,7 +29,10 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		t.apply(func(m *term.Machine, now clock.Reading) {
 			grant = t.grant(attempts[i])
 			if ok = m.Sent(grant.Attempt, now); ok {
-				timeout, most = min(timeout, t.times.interval), max(most, m.Left(now))
+				left := m.Left(now)
+				if most = max(most, left); left <= t.times.interval {
+					need = max(need, t.times.interval)
+				}
 			}
 		})
 		if ok {
@@ -42,8 +46,10 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	for t := range k.terms { // whoever is not in this request waits for its end
 		timeout = min(timeout, t.times.interval)
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(min(timeout, most), time.Millisecond))
-	k.flight = cancel
+	ctx, cancel := context.WithTimeout(ctx, max(min(max(timeout, need), most), time.Millisecond))
+	if need == 0 {
+		k.flight = cancel
+	}
 	k.mu.Unlock()
 	sent := k.now()
 	results, err := k.st.Renew(ctx, grants)
