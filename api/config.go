@@ -1,7 +1,7 @@
 package api
 
-// Config answers GET config: what the server runs with and what follows from it.
-type Config struct {
+// ServerConfig answers GET config: what the server runs with and what follows from it.
+type ServerConfig struct {
 	Server   string    `json:"server"` // this replica
 	Version  string    `json:"version"`
 	Settings []Setting `json:"settings"`

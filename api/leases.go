@@ -181,3 +181,63 @@ type LeaseEvent struct {
 	RemainingUS int64  `json:"remaining_us,omitempty"`
 	Waiters     int    `json:"waiters"`
 }
+
+// NewAcquireRequest returns the wire form of r.
+func NewAcquireRequest(r store.Request) AcquireRequest {
+	w := AcquireRequest{
+		Name: r.Name, Holder: r.Holder, TTLUS: Microseconds(r.TTL), Attempt: r.Attempt, Known: r.Known,
+		MinHoldUS: Microseconds(r.MinHold), IfRevision: r.IfRevision, ClockNotAfter: utc(r.ClockNotAfter), Meta: r.Meta,
+	}
+	if r.Replace != nil {
+		w.Replace = &Replace{Token: r.Replace.Token, Known: r.Replace.Known}
+	}
+	return w
+}
+
+// Store returns the request as package store has it.
+func (r *AcquireRequest) Store() store.Request {
+	req := store.Request{
+		Name: r.Name, Holder: r.Holder, TTL: duration(r.TTLUS), Attempt: r.Attempt, Known: r.Known,
+		MinHold: duration(r.MinHoldUS), IfRevision: r.IfRevision, ClockNotAfter: r.ClockNotAfter, Meta: r.Meta,
+	}
+	if r.Replace != nil {
+		req.Replace = &store.Grant{Name: r.Name, Token: r.Replace.Token, Known: r.Replace.Known}
+	}
+	return req
+}
+
+// Store returns the grant as package store has it.
+func (g *RenewGrant) Store() store.Grant {
+	return store.Grant{Name: g.Name, Token: g.Token, TTL: duration(g.TTLUS), Attempt: g.Attempt, Known: g.Known}
+}
+
+// Store returns the grant as package store has it.
+func (g *ReleaseGrant) Store() store.Grant {
+	return store.Grant{Name: g.Name, Token: g.Token, Attempt: g.Attempt, Known: g.Known, HandoffTo: g.HandoffTo}
+}
+
+// Idle returns how long ago a term must have ended.
+func (r *CleanRequest) Idle() time.Duration { return duration(r.IdleUS) }
+
+// NewTerm returns the wire form of t.
+func NewTerm(t store.Term) Term {
+	return Term{Name: t.Name, Token: t.Token, Holder: t.Holder, AcquiredAt: utc(t.AcquiredAt), EndedAt: utc(t.EndedAt), End: t.End, Why: t.Why}
+}
+
+// Store returns the term as package store has it.
+func (t *Term) Store() store.Term {
+	return store.Term{Name: t.Name, Token: t.Token, Holder: t.Holder, AcquiredAt: t.AcquiredAt, EndedAt: t.EndedAt, End: t.End, Why: t.Why}
+}
+
+// NewFeatures returns the wire form of f.
+func NewFeatures(f store.Features) Features {
+	return Features{
+		Backend: f.Backend, Clock: f.Clock, MinTTLUS: Microseconds(f.MinTTL), GranularityUS: Microseconds(f.Granularity),
+		BatchRenew: f.BatchRenew, Watch: f.Watch, Reach: f.Reach, TokensReset: f.TokensReset, LosesWrites: f.LosesWrites, ClockCaution: f.ClockCaution,
+	}
+}
+
+// NewLeaseEvent returns the wire form of e.
+func NewLeaseEvent(e store.Event) LeaseEvent {
+	return LeaseEvent{Name: e.Name, Held: e.Held, RemainingUS: Microseconds(e.Remaining), Waiters: e.Waiters}
+}
