@@ -4,6 +4,7 @@ package conformance_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -84,7 +85,7 @@ func TestStoreClockStep(t *testing.T) {
 	keepers := make([]*tenure.Keeper, 2)
 	told := make([]*events, 2)
 	for i := range parts {
-		paths[i] = filepath.Join(t.TempDir(), "journal.jsonl")
+		paths[i] = filepath.Join(t.TempDir(), fmt.Sprintf("%d.jsonl", i))
 		j, err := openJournal(paths[i])
 		if err != nil {
 			t.Fatal(err)
@@ -115,7 +116,7 @@ func TestStoreClockStep(t *testing.T) {
 		writers.Go(func() {
 			for enough.Err() == nil {
 				c.mayAct(held)
-				c.write(held.Token())
+				c.write(held.Token(), guardPause)
 				c.pause(enough, 10*time.Millisecond)
 			}
 		})

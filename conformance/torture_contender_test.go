@@ -11,7 +11,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,12 +60,13 @@ const (
 // leaves whole lines.
 type journal struct {
 	file *os.File
+	name string // of the process: a long run sees process ids twice
 	next atomic.Int64
 }
 
 func openJournal(path string) (*journal, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
-	return &journal{file: f}, err
+	return &journal{file: f, name: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))}, err
 }
 
 func (j *journal) write(e entry) {
@@ -78,7 +81,7 @@ func (j *journal) write(e entry) {
 
 // call notes an operation that is about to leave, and returns what notes its answer.
 func (j *journal) call(e entry) (id string, answer func(code string, seen fence.Token, now time.Time)) {
-	e.ID = fmt.Sprintf("%d-%d", os.Getpid(), j.next.Add(1))
+	e.ID = fmt.Sprintf("%s-%d", j.name, j.next.Add(1))
 	e.Kind, e.At = kindCall, clock.Boot()
 	j.write(e)
 	return e.ID, func(code string, seen fence.Token, now time.Time) {
@@ -137,6 +140,7 @@ type contenderConfig struct {
 	URL, Lease, Journal string
 	TTL                 time.Duration
 	Seed                uint64
+	Quick               int // so many of 100 terms are
 }
 
 // contender is one process that holds the lease again and again.
@@ -198,7 +202,10 @@ func playContender(config []byte) error {
 		}, tenure.WithConfirm(c.confirmed))
 		if token > 0 && c.random.IntN(10) == 0 { // a part of the program that never asks: the fence is for it
 			c.pause(ctx, c.cfg.TTL/10)
-			c.write(token)
+			c.write(token, guardPause)
+		}
+		if c.random.IntN(2) == 0 { // else it has the next term too, before anybody else wakes
+			c.pause(ctx, c.cfg.TTL/30)
 		}
 	}
 	if err := <-ended; err != nil && !errors.Is(err, tenure.ErrNotReleased) {
@@ -207,9 +214,35 @@ func playContender(config []byte) error {
 	return nil
 }
 
-// term is the work under one term: a few guarded writes, sometimes for several
-// TTLs, sometimes beside a worker, and sometimes once more after the end.
+// term is the work under one term, of either kind, and sometimes once more after the end.
 func (c *contender) term(ctx context.Context, t *tenure.Term) error {
+	if c.random.IntN(100) < c.cfg.Quick {
+		c.quick(t)
+	} else if err := c.paced(ctx, t); err != nil {
+		return err
+	}
+	if t.Err() != nil { // again the part that does not ask
+		c.pause(context.Background(), c.cfg.TTL/4)
+		c.write(t.Token(), guardPause)
+	}
+	return nil
+}
+
+// quick is a write or two at once: terms follow each other as fast as the store
+// hands them over.
+func (c *contender) quick(t *tenure.Term) {
+	for range 1 + c.random.IntN(2) {
+		if !c.mayAct(t) {
+			return
+		}
+		c.write(t.Token(), 0)
+	}
+	c.mayAct(t)
+}
+
+// paced is a few writes with pauses, sometimes for several TTLs, and sometimes
+// beside a worker.
+func (c *contender) paced(ctx context.Context, t *tenure.Term) error {
 	r := c.random
 	if r.IntN(8) == 0 {
 		ended, err := c.work(ctx, t)
@@ -239,12 +272,8 @@ func (c *contender) term(ctx context.Context, t *tenure.Term) error {
 		if !c.mayAct(t) {
 			break
 		}
-		c.write(t.Token())
+		c.write(t.Token(), guardPause)
 		c.pause(ctx, 5*time.Millisecond)
-	}
-	if t.Err() != nil { // again the part that does not ask
-		c.pause(context.Background(), c.cfg.TTL/4)
-		c.write(t.Token())
 	}
 	return nil
 }
@@ -265,15 +294,18 @@ func (c *contender) mayAct(t *tenure.Term) bool {
 	return ok
 }
 
-// write makes one guarded write of either kind.
-func (c *contender) write(token fence.Token) {
+// guardPause is the longest pause between the steps of a joined write, unless it is quick.
+const guardPause = 20 * time.Millisecond
+
+// write makes one guarded write of either kind, with pauses of at most so long.
+func (c *contender) write(token fence.Token, most time.Duration) {
 	// A write on its way is not called back when the term ends.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*c.cfg.TTL)
 	defer cancel()
 	if c.random.IntN(2) == 0 {
 		c.marked(ctx, token)
 	} else {
-		c.joined(ctx, token)
+		c.joined(ctx, token, most)
 	}
 }
 
@@ -300,7 +332,7 @@ func (c *contender) marked(ctx context.Context, token fence.Token) {
 
 // joined is a write in the lease's own database, with a pause between check and
 // commit. It touches no row that another does, so that only the guard protects it.
-func (c *contender) joined(ctx context.Context, token fence.Token) {
+func (c *contender) joined(ctx context.Context, token fence.Token, most time.Duration) {
 	levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 	level := levels[c.random.IntN(len(levels))]
 	id, answer := c.j.call(entry{Op: opJoined, Token: token})
@@ -312,7 +344,7 @@ func (c *contender) joined(ctx context.Context, token fence.Token) {
 	defer tx.Rollback(context.WithoutCancel(ctx)) // committed, or the connection is gone
 	if c.random.IntN(2) == 0 {                    // takes the snapshot before the guard
 		if _, err := tx.Exec(ctx, "SELECT count(*) FROM marked"); err == nil {
-			c.pause(ctx, 20*time.Millisecond)
+			c.pause(ctx, most)
 		}
 	}
 	err = postgres.Guard(ctx, tx, "", c.cfg.Lease, token)
@@ -325,12 +357,12 @@ func (c *contender) joined(ctx context.Context, token fence.Token) {
 		answer(codeAborted, 0, time.Time{})
 		return
 	}
-	c.pause(ctx, 20*time.Millisecond)
+	c.pause(ctx, most)
 	if _, err := tx.Exec(ctx, "INSERT INTO joined_history (token, id) VALUES ($1, $2)", int64(token), id); err != nil {
 		answer(codeAborted, 0, time.Time{})
 		return
 	}
-	c.pause(ctx, 20*time.Millisecond)
+	c.pause(ctx, most)
 	if err := tx.Commit(ctx); err != nil {
 		answer(codeUnknown, 0, time.Time{})
 		return

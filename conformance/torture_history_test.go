@@ -27,6 +27,7 @@ type history struct {
 	belief []sign
 	ops    []operation // in no order
 	lost   map[string]int
+	lapsed int           // terms that nobody asked to release
 	offset time.Duration // of the wall clock from the boot clock
 	slew   time.Duration // by how much that may be wrong
 
@@ -58,8 +59,8 @@ const never = time.Duration(math.MaxInt64)
 
 // process returns who made it.
 func (o *operation) process() string {
-	pid, _, _ := strings.Cut(o.ID, "-")
-	return pid
+	name, _, _ := strings.Cut(o.ID, "-")
+	return name
 }
 
 // change is a version of the lease's row.
@@ -170,18 +171,28 @@ func (h *history) check() (problems []string, figures string) {
 		}
 	}
 	codes := map[string]int{}
+	holders := map[fence.Token]string{}
 	for _, o := range h.ops {
+		if o.begins {
+			holders[o.seen] = o.process()
+		}
 		if o.Op == opMarked || o.Op == opJoined {
 			codes[o.Op+" "+o.code]++
+		}
+	}
+	changed := 0
+	for token, holder := range holders {
+		if before, ok := holders[token-1]; ok && before != holder {
+			changed++
 		}
 	}
 	var lost []string
 	for _, reason := range slices.Sorted(maps.Keys(h.lost)) {
 		lost = append(lost, fmt.Sprintf("%s %d", reason, h.lost[reason]))
 	}
-	return problems, fmt.Sprintf("%d instants of acting and %d of workers, %d overlaps, least time between the last of a term and the next grant %s; "+
+	return problems, fmt.Sprintf("%d lapsed, %d changes of holder; %d instants of acting and %d of workers, %d overlaps, least time between the last of a term and the next grant %s; "+
 		"%d marked and %d joined writes accepted, %d and %d refused as stale, %d stale ones accepted; terms lost: %s; %d operations linearized in %d groups",
-		acts, alive, len(belief), slack, len(h.marked), len(h.joined), codes[opMarked+" "+codeStale], codes[opJoined+" "+codeStale], len(stale), strings.Join(lost, ", "), len(h.ops), groups)
+		h.lapsed, changed, acts, alive, len(belief), slack, len(h.marked), len(h.joined), codes[opMarked+" "+codeStale], codes[opJoined+" "+codeStale], len(stale), strings.Join(lost, ", "), len(h.ops), groups)
 }
 
 // checkTokens: each token numbers one term, and later terms have larger ones (P1).
@@ -221,6 +232,12 @@ func (h *history) checkBelief() (problems []string, slack time.Duration) {
 	for _, o := range h.ops {
 		if o.Op == opRelease && (o.code == "" || o.code == codeUnknown) {
 			released[o.Token] = true
+		}
+	}
+	h.lapsed = 0
+	for _, g := range h.grants {
+		if !released[g.token] {
+			h.lapsed++
 		}
 	}
 	granted := map[fence.Token]time.Duration{}

@@ -53,16 +53,18 @@ const tortureTables = `
 // judges the history: no two act at once, tokens grow, no stale write was
 // accepted, nothing acknowledged is missing, and the whole is linearizable.
 //
-// TENURE_TORTURE_TERMS (default 1000) says for how many terms, and
-// TENURE_TORTURE_SEED repeats the faults of a run. It does not run in parallel
-// with other tests, which measure time.
+// TENURE_TORTURE_TERMS (default 1000) says for how many terms, of which so many
+// of 100 are quick ones (TENURE_TORTURE_QUICK; by default the more, the longer
+// the run is), and TENURE_TORTURE_SEED repeats the faults of a run. Faults come
+// at a rate in time. It does not run in parallel with other tests, which measure time.
 func TestTorture(t *testing.T) {
 	terms := environmentNumber(t, "TENURE_TORTURE_TERMS", 1000)
-	faults := environmentNumber(t, "TENURE_TORTURE_FAULTS", max(200, terms/5))
+	quick := environmentNumber(t, "TENURE_TORTURE_QUICK", quickShare(terms))
 	seed := environmentNumber(t, "TENURE_TORTURE_SEED", rand.Uint64N(1_000_000))
-	t.Logf("TENURE_TORTURE_SEED=%d TENURE_TORTURE_TERMS=%d TENURE_TORTURE_FAULTS=%d", seed, terms, faults)
+	faults := max(200, terms/50)
+	t.Logf("TENURE_TORTURE_SEED=%d TENURE_TORTURE_TERMS=%d TENURE_TORTURE_QUICK=%d", seed, terms, quick)
 	began := time.Now()
-	tt := newTorture(t, seed)
+	tt := newTorture(t, seed, int(quick))
 	tt.run(terms, faults)
 	h := tt.history()
 	problems, figures := h.check()
@@ -77,6 +79,12 @@ func TestTorture(t *testing.T) {
 		}
 		t.Error(p)
 	}
+}
+
+// quickShare returns how many of 100 terms are quick by default: about 800 paced
+// ones are left, and not less than one in twenty.
+func quickShare(terms uint64) uint64 {
+	return 100 - min(max(100*800/max(terms, 1), 5), 80)
 }
 
 func environmentNumber(t *testing.T, name string, otherwise uint64) uint64 {
@@ -97,6 +105,7 @@ func environmentNumber(t *testing.T, name string, otherwise uint64) uint64 {
 type torture struct {
 	t      *testing.T
 	random *rand.Rand
+	quick  int // so many of 100 terms are
 	dir    string
 	server *pgtest.Server
 	url    string
@@ -117,9 +126,9 @@ type slot struct {
 	troubled atomic.Bool
 }
 
-func newTorture(t *testing.T, seed uint64) *torture {
+func newTorture(t *testing.T, seed uint64, quick int) *torture {
 	t.Helper()
-	tt := &torture{t: t, random: rand.New(rand.NewPCG(seed, 0)), faults: map[string]int{}}
+	tt := &torture{t: t, random: rand.New(rand.NewPCG(seed, 0)), quick: quick, faults: map[string]int{}}
 	now := clock.Now()
 	tt.offset = now.Wall - now.Boot
 	tt.server = pgtest.Start(t, pgtest.Options{Settings: []string{"max_connections=200", "track_commit_timestamp=on", "idle_in_transaction_session_timeout=10s"}})
@@ -161,9 +170,10 @@ func (tt *torture) begin(s *slot) {
 	p, err := spawn("contender", true, contenderConfig{
 		URL:     s.url,
 		Lease:   tortureLease,
-		Journal: filepath.Join(tt.dir, fmt.Sprintf("%d-%d.jsonl", s.number, s.lives)),
+		Journal: filepath.Join(tt.dir, fmt.Sprintf("%d.%d.jsonl", s.number, s.lives)),
 		TTL:     tortureTTL,
-		Seed:    uint64(s.number*1000 + s.lives),
+		Seed:    uint64(s.number*100_000 + s.lives),
+		Quick:   tt.quick,
 	})
 	if err != nil {
 		tt.t.Error(err)
@@ -176,9 +186,13 @@ func (tt *torture) begin(s *slot) {
 // run makes faults until there were enough of them and of terms, then lets all
 // that goes on come to its end.
 func (tt *torture) run(terms, faults uint64) {
-	const stuck = 90 * time.Second
+	const (
+		stuck = 90 * time.Second
+		tell  = 30 * time.Second
+		calm  = 700 * time.Millisecond // between two faults, on average
+	)
 	began, told, moved := time.Now(), time.Now(), time.Now()
-	last := uint64(0)
+	last, before := uint64(0), uint64(0)
 	for {
 		n, _ := tt.current()
 		if n > last {
@@ -195,18 +209,17 @@ func (tt *torture) run(terms, faults uint64) {
 			tt.t.Errorf("no new term for %s", stuck)
 			break
 		}
-		if time.Since(told) > 20*time.Second {
-			told = time.Now()
-			tt.t.Logf("after %s: %d of %d terms, %d faults", time.Since(began).Round(time.Second), last, terms, total)
+		if d := time.Since(told); d > tell {
+			tt.t.Logf("after %s: %d of %d terms, %d faults; %.1f terms a second, lately %.1f", time.Since(began).Round(time.Second),
+				last, terms, total, float64(last)/time.Since(began).Seconds(), float64(last-before)/d.Seconds())
+			told, before = time.Now(), last
 		}
 		select {
-		case <-time.After(time.Duration(tt.random.ExpFloat64() * float64(200*time.Millisecond))):
+		case <-time.After(time.Duration(tt.random.ExpFloat64() * float64(calm))):
 		case <-tt.t.Context().Done():
 			tt.t.Fatal(context.Cause(tt.t.Context()))
 		}
-		if total <= 5+last*faults/terms { // spread over the terms
-			tt.fault()
-		}
+		tt.fault()
 	}
 	tt.under.Wait()
 	var all sync.WaitGroup

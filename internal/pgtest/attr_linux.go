@@ -41,6 +41,12 @@ func gone(pid int) bool {
 	return state == "" || state == "Z"
 }
 
+// standing reports whether pid is stopped, or gone.
+func standing(pid int) bool {
+	state, _ := stat(pid)
+	return state == "T" || gone(pid)
+}
+
 func stat(pid int) (state string, parent int) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

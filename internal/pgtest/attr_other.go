@@ -24,4 +24,10 @@ func children(pid int) []int {
 	return list
 }
 
+// standing reports whether pid is stopped, or gone.
+func standing(pid int) bool {
+	out, err := exec.Command("ps", "-o", "state=", "-p", strconv.Itoa(pid)).Output()
+	return err != nil || strings.HasPrefix(strings.TrimSpace(string(out)), "T")
+}
+
 func gone(pid int) bool { return syscall.Kill(pid, 0) != nil }

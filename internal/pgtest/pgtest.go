@@ -313,9 +313,18 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
-func (c *child) pause() {
+// freeze stops the postmaster, and returns its children once it can start no more.
+// The signal does not wait for that: it may be in the middle of a fork.
+func (c *child) freeze() []int {
 	_ = syscall.Kill(c.pid, syscall.SIGSTOP) // ended: nothing to stop
-	for _, pid := range children(c.pid) {
+	for deadline := time.Now().Add(stopLimit); !standing(c.pid) && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	return children(c.pid)
+}
+
+func (c *child) pause() {
+	for _, pid := range c.freeze() {
 		_ = syscall.Kill(pid, syscall.SIGSTOP)
 	}
 }
@@ -331,8 +340,7 @@ func (c *child) kill() {
 	if c == nil || c.ended() {
 		return
 	}
-	_ = syscall.Kill(c.pid, syscall.SIGSTOP) // so that it starts no more
-	backends := children(c.pid)
+	backends := c.freeze()
 	_ = syscall.Kill(c.pid, syscall.SIGKILL)
 	for _, pid := range backends {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
