@@ -221,48 +221,81 @@ BEGIN
 		LEFT JOIN {{schema}}.tenure_lease l ON l.name = a.name;
 END $$;
 
--- tenure_release ends many terms, in the way of tenure_renew.
+-- tenure_release ends many terms, in the two passes of tenure_renew. It answers
+-- with a row for each grant: the lease as written, or as found.
 CREATE FUNCTION {{schema}}.tenure_release(
 	p_names text[], p_tokens bigint[], p_attempts text[], p_known text[], p_handoff text[], p_handoff_us bigint
 ) RETURNS TABLE (i bigint, verdict text, clock_us bigint, lease {{schema}}.tenure_lease) LANGUAGE plpgsql VOLATILE ROWS 100
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-	locked bigint[];
+	running int; -- age of the oldest transaction that may still run
+	-- The first pass: the grants whose terms it ended, and their leases.
+	done bigint[]; leases {{schema}}.tenure_lease[];
+	-- The second pass: the grants that are left, and those of them whose row is locked.
+	n bigint[]; names text[]; tokens bigint[]; attempts text[]; known text[]; handoff text[];
+	locked text[];
 	ended  text[];
-	at_us  bigint;
-	w_names text[]; w_tokens bigint[]; w_attempts text[]; w_known text[]; w_handoff text[];
+	wait   text := current_setting('lock_timeout');
 BEGIN
 	PERFORM {{schema}}.tenure_begin();
-	SELECT coalesce(array_agg(k.n), '{}'), array_agg(k.name), array_agg(k.token), array_agg(k.attempt), array_agg(k.known), array_agg(k.handoff)
-		INTO locked, w_names, w_tokens, w_attempts, w_known, w_handoff FROM (
-		SELECT a.* FROM unnest(p_names, p_tokens, p_attempts, p_known, p_handoff) WITH ORDINALITY a(name, token, attempt, known, handoff, n)
-			JOIN {{schema}}.tenure_lease l ON l.name = a.name
+	running := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
+	clock_us := {{schema}}.tenure_clock();
+	BEGIN
+		PERFORM set_config('lock_timeout', '20', true);
+		WITH written AS (
+			UPDATE {{schema}}.tenure_lease l SET
+					-- A renewal that was waited for may be later than the clock.
+					attempt = a.attempt, ended_us = greatest(clock_us, l.renewed_us), revision = l.revision + 1,
+					reserved_for = coalesce(nullif(l.handoff_to, ''), a.handoff),
+					reserved_until_us = CASE WHEN l.handoff_to <> '' OR a.handoff <> '' THEN greatest(clock_us, l.renewed_us) + least(l.ttl_us, p_handoff_us) ELSE 0 END
+				FROM unnest(p_names, p_tokens, p_attempts, p_known, p_handoff) WITH ORDINALITY a(name, token, attempt, known, handoff, n)
+				WHERE l.name = a.name AND (a.token = 0 OR l.token = a.token) AND l.token > 0 AND l.ended_us = 0
+					AND strpos(a.known, l.attempt) > 0 AND age(l.xmax) > running
+				RETURNING a.n, l)
+		SELECT array_agg(w.n), array_agg(w.l) INTO done, leases FROM written w;
+	EXCEPTION WHEN lock_not_available THEN
+		NULL; -- all is left to the second pass
+	END;
+	PERFORM set_config('lock_timeout', wait, true);
+	RETURN QUERY SELECT d.n, '', clock_us, d.l FROM (SELECT unnest(done) AS n, unnest(leases) AS l) d;
+	IF cardinality(done) = cardinality(p_names) THEN
+		PERFORM {{schema}}.tenure_tell(p_names, 'ended', 0);
+		RETURN;
+	END IF;
+
+	SELECT array_agg(a.n), array_agg(a.name), array_agg(a.token), array_agg(a.attempt), array_agg(a.known), array_agg(a.handoff)
+		INTO n, names, tokens, attempts, known, handoff
+		FROM unnest(p_names, p_tokens, p_attempts, p_known, p_handoff) WITH ORDINALITY a(name, token, attempt, known, handoff, n)
+		LEFT JOIN {{schema}}.tenure_lease l ON l.name = a.name
+		WHERE l.name IS NULL OR l.attempt <> a.attempt OR l.ended_us < clock_us; -- not written just now
+	SELECT coalesce(array_agg(k.name), '{}') INTO locked FROM (
+		SELECT a.name FROM unnest(names) a(name) JOIN {{schema}}.tenure_lease l ON l.name = a.name
 		FOR NO KEY UPDATE OF l SKIP LOCKED) k;
-	at_us := {{schema}}.tenure_clock();
+	clock_us := {{schema}}.tenure_clock();
 	WITH written AS (
 		UPDATE {{schema}}.tenure_lease l SET
-				attempt = a.attempt, ended_us = at_us, revision = l.revision + 1,
+				attempt = a.attempt, ended_us = clock_us, revision = l.revision + 1,
 				reserved_for = coalesce(nullif(l.handoff_to, ''), a.handoff),
-				reserved_until_us = CASE WHEN l.handoff_to <> '' OR a.handoff <> '' THEN at_us + least(l.ttl_us, p_handoff_us) ELSE 0 END
-			FROM unnest(w_names, w_tokens, w_attempts, w_known, w_handoff) a(name, token, attempt, known, handoff)
-			WHERE l.name = a.name AND (a.token = 0 OR l.token = a.token) AND l.token > 0 AND l.ended_us = 0
+				reserved_until_us = CASE WHEN l.handoff_to <> '' OR a.handoff <> '' THEN clock_us + least(l.ttl_us, p_handoff_us) ELSE 0 END
+			FROM unnest(names, tokens, attempts, known, handoff) a(name, token, attempt, known, handoff)
+			WHERE a.name = ANY (locked) AND l.name = a.name AND (a.token = 0 OR l.token = a.token) AND l.token > 0 AND l.ended_us = 0
 				AND strpos(a.known, l.attempt) > 0
 			RETURNING l.name)
 	SELECT array_agg(w.name) INTO ended FROM written w;
-	PERFORM {{schema}}.tenure_tell(ended, 'ended', 0);
+	PERFORM {{schema}}.tenure_tell((SELECT array_agg(d.name) FROM unnest(leases) d) || ended, 'ended', 0);
 	RETURN QUERY
 	SELECT a.n, CASE
 			WHEN l.name IS NULL THEN 'missing'
-			WHEN a.n <> ALL (locked) THEN 'busy'
-			WHEN l.xmin = pg_current_xact_id()::xid THEN '' -- written just now
+			WHEN a.name <> ALL (locked) THEN 'busy'
+			WHEN a.name = ANY (ended) THEN ''
 			WHEN a.token = 0 THEN CASE WHEN l.attempt <> '' AND strpos(a.known, l.attempt) > 0 THEN '' ELSE 'superseded' END
 			WHEN l.token < a.token THEN 'missing'
 			WHEN l.token > a.token THEN 'superseded'
 			WHEN l.attempt <> '' AND strpos(a.known, l.attempt) > 0 THEN ''
 			WHEN l.ended_us > 0 THEN 'released'
-			ELSE 'superseded' END, at_us, l
-	FROM unnest(p_names, p_tokens, p_attempts, p_known) WITH ORDINALITY a(name, token, attempt, known, n)
+			ELSE 'superseded' END, clock_us, l
+	FROM unnest(n, names, tokens, attempts, known) a(n, name, token, attempt, known)
 		LEFT JOIN {{schema}}.tenure_lease l ON l.name = a.name;
 END $$;
 
