@@ -297,3 +297,38 @@ func TestWatchThatFlaps(t *testing.T) {
 		_ = a.close()
 	})
 }
+
+// What an acquire won whose reply was still on its way at the shutdown is given
+// back at once.
+func TestShutdownDuringAcquire(t *testing.T) {
+	for what, acquire := range map[string]func(*tenure.Keeper) (*tenure.Term, error){
+		"wait": func(k *tenure.Keeper) (*tenure.Term, error) { return k.Acquire(context.Background(), "a") },
+		"try":  func(k *tenure.Keeper) (*tenure.Term, error) { return k.TryAcquire(context.Background(), "a") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				st := newStore()
+				deaf := func(ctx context.Context, req store.Request) (store.Record, error) {
+					_, _ = st.Store.Acquire(context.Background(), req)
+					<-ctx.Done()
+					return store.Record{}, ctx.Err()
+				}
+				st.acquire.Store(&deaf)
+				r := newRig(t, st, tenure.Config{})
+				got := make(chan error)
+				go func() { _, err := acquire(r.k); got <- err }()
+				synctest.Wait()
+				at := time.Now()
+				if err := r.close(); err != nil {
+					t.Error(err)
+				}
+				if err := <-got; !errors.Is(err, tenure.ErrClosed) || time.Since(at) > 0 {
+					t.Errorf("ended after %s with %v, want ErrClosed at once", time.Since(at), err)
+				}
+				if rec, err := st.Get(t.Context(), "a"); rec.Status != store.Released {
+					t.Errorf("the lease is %s (%v), want it given back", rec.Status, err)
+				}
+			})
+		})
+	}
+}
