@@ -1,0 +1,290 @@
+package server
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tenurehq/tenure/detect"
+	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/server/registry"
+)
+
+// ingest takes in what nodes say, in memory. It holds one slot for each node and
+// knows which were heard, by this replica or, as the registry tells, by another.
+type ingest struct {
+	fresh    detect.Fixed // the first state of a slot's detector
+	observer atomic.Pointer[detect.Observer]
+
+	mu    sync.RWMutex
+	byID  map[string]*slot
+	slots []*slot // for sweeps, in no order
+}
+
+// slot is what this replica knows of one node.
+type slot struct {
+	id string
+
+	mu          sync.Mutex
+	incarnation string
+	replaced    [4]string // incarnations before this one, newest first
+	seq         uint64
+	facts       *fleet.Facts
+	version     uint64 // of facts
+	detector    detect.Fixed
+	heard       bool          // by anyone, since the watch began
+	heardAt     time.Duration // by this replica, on the boot clock
+	unflushed   bool          // heard by this replica since the last flush
+	liveness    fleet.Liveness
+	since       time.Time // of liveness
+	duplicate   string    // another incarnation that used the name
+	duplicateAt time.Duration
+
+	lease   fleet.Lease   // as seen last, by a renewal or in the registry
+	leaseAt time.Duration // when that was, on the boot clock
+
+	row     *registry.Node // as read last; nil if the registry has none
+	changed chan struct{}  // closed when row.Orders changes
+}
+
+func newIngest(cfg *Config) (*ingest, error) {
+	fresh, err := detect.NewFixed(detect.FixedConfig{Interval: cfg.Interval, Late: cfg.LateAfter, Misses: cfg.SuspectAfter})
+	if err != nil {
+		return nil, err
+	}
+	tick := cfg.tick()
+	observer, err := detect.NewObserver(detect.ObserverConfig{Tick: tick, Restart: max(10*tick, cfg.Interval)}, clock.Now().Boot)
+	if err != nil {
+		return nil, err
+	}
+	i := &ingest{fresh: fresh, byID: map[string]*slot{}}
+	i.observer.Store(&observer)
+	return i, nil
+}
+
+// at is the present instant on the listened axis.
+func (i *ingest) at() time.Duration { return i.observer.Load().At(clock.Now().Boot) }
+
+// slot returns the node's slot; it makes one if there is none.
+func (i *ingest) slot(id string) *slot {
+	i.mu.RLock()
+	s := i.byID[id]
+	i.mu.RUnlock()
+	if s != nil {
+		return s
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if s = i.byID[id]; s != nil {
+		return s
+	}
+	s = &slot{id: id, detector: i.fresh, liveness: fleet.Observing, since: time.Now(), changed: make(chan struct{})}
+	s.detector.Begin(i.at())
+	i.byID[id] = s
+	i.slots = append(i.slots, s)
+	return s
+}
+
+// find returns the node's slot, or nil.
+func (i *ingest) find(id string) *slot {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return i.byID[id]
+}
+
+// forget drops a node that the registry has removed.
+func (i *ingest) forget(id string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if s := i.byID[id]; s != nil {
+		delete(i.byID, id)
+		at := slices.Index(i.slots, s)
+		i.slots[at] = i.slots[len(i.slots)-1]
+		i.slots = i.slots[:len(i.slots)-1]
+	}
+}
+
+// all returns the slots as they are now.
+func (i *ingest) all() []*slot {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return slices.Clone(i.slots)
+}
+
+// standing is what an incarnation that sends a beat is to this replica.
+type standing int
+
+const (
+	present  standing = iota // the node's incarnation
+	newcomer                 // another, which may become the node's
+	rival                    // another, while the node's own lives and is heard
+	replaced                 // one that was the node's
+)
+
+// standing judges an incarnation. A node that is suspect, or whose lease is
+// over, has no claim against a newcomer. The caller holds s.mu.
+func (s *slot) standing(incarnation string, now time.Duration) standing {
+	switch {
+	case s.incarnation == incarnation:
+		return present
+	case slices.Contains(s.replaced[:], incarnation):
+		return replaced
+	case s.incarnation == "" || s.liveness == fleet.Suspect || !s.leased(now):
+		return newcomer
+	}
+	return rival
+}
+
+// leased reports whether the node's lease is unexpired as far as this replica
+// knows. The caller holds s.mu.
+func (s *slot) leased(now time.Duration) bool { return s.leaseNow(now).Live() }
+
+// leaseNow is the node's lease as it must stand now if nothing has happened since
+// it was seen. The caller holds s.mu.
+func (s *slot) leaseNow(now time.Duration) fleet.Lease {
+	l, passed := s.lease, now-s.leaseAt
+	switch {
+	case !l.Live():
+		if l.State == fleet.LeaseLapsed || l.State == fleet.LeaseReleased {
+			l.Over += passed
+		}
+	case l.Remaining > passed:
+		l.Remaining -= passed
+	default:
+		l.State, l.Over, l.Remaining = fleet.LeaseLapsed, passed-l.Remaining, 0
+	}
+	if l.State == "" {
+		l.State = fleet.LeaseNone
+	}
+	return l
+}
+
+// see takes in how the node's lease stands at an instant of the boot clock,
+// unless something later is known. The caller holds s.mu.
+func (s *slot) see(l fleet.Lease, at time.Duration) {
+	if l.Token > s.lease.Token || l.Token == s.lease.Token && at >= s.leaseAt {
+		s.lease, s.leaseAt = l, at
+	}
+}
+
+// become makes incarnation the node's. The caller holds s.mu.
+func (s *slot) become(incarnation string) {
+	if s.incarnation == incarnation {
+		return
+	}
+	if s.incarnation != "" {
+		copy(s.replaced[1:], s.replaced[:])
+		s.replaced[0] = s.incarnation
+	}
+	s.incarnation, s.seq, s.version, s.facts, s.duplicate = incarnation, 0, 0, nil, ""
+}
+
+// hear takes in that this replica heard the node at an instant of the listened
+// axis. The caller holds s.mu.
+func (s *slot) hear(at, lateness, now time.Duration) {
+	s.detector.Widen(lateness)
+	s.detector.Observe(at)
+	s.heard, s.unflushed, s.heardAt = true, true, now
+}
+
+// told takes in that some replica heard the node at an instant of the listened
+// axis. The caller holds s.mu.
+func (s *slot) told(at time.Duration) {
+	if !s.heard && at >= s.detector.Last() || at > s.detector.Last() {
+		s.detector.Observe(at)
+		s.heard = true
+	}
+}
+
+// judge brings liveness up to date and reports whether it changed. A node that
+// nobody heard since the watch began is observing until it is heard or a full
+// limit of silence has passed. The caller holds s.mu.
+func (s *slot) judge(at time.Duration) bool {
+	now := fleet.Alive
+	switch state := s.detector.State(at); {
+	case state == detect.Suspect:
+		now = fleet.Suspect
+	case !s.heard:
+		now = fleet.Observing
+	case state == detect.Late:
+		now = fleet.Late
+	}
+	if now == s.liveness {
+		return false
+	}
+	s.liveness, s.since = now, time.Now()
+	return true
+}
+
+// tick advances the listened axis if this replica could have heard every node,
+// and returns the nodes that are silent for so long here that the registry must
+// be asked whether another replica heard them.
+func (i *ingest) tick(listening bool) (silent []*slot) {
+	if listening {
+		o := *i.observer.Load()
+		now := clock.Now().Boot
+		gap := o.Tick(now)
+		i.observer.Store(&o)
+		if gap.Restart {
+			at := o.At(now)
+			for _, s := range i.all() {
+				s.mu.Lock()
+				if s.liveness != fleet.Suspect {
+					s.detector.Begin(at)
+					s.heard = false
+				}
+				s.mu.Unlock()
+			}
+		}
+	}
+	at := i.at()
+	for _, s := range i.all() {
+		s.mu.Lock()
+		if s.detector.State(at) != detect.Alive {
+			silent = append(silent, s)
+		}
+		s.mu.Unlock()
+	}
+	return silent
+}
+
+// durable is the part of what a node says that is kept in the registry. What it
+// finds in use changes too often.
+func durable(f *fleet.Facts) fleet.Facts {
+	kept := *f
+	kept.Used = nil
+	return kept
+}
+
+// sameFacts reports whether two nodes' durable facts are equal.
+func sameFacts(a, b *fleet.Facts) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Address == b.Address && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Features, b.Features) &&
+		slices.Equal(a.Artifacts, b.Artifacts) && maps.Equal(a.Capacity, b.Capacity) && reflect.DeepEqual(a.Readiness, b.Readiness) && a.Config == b.Config
+}
+
+// node returns the node as it stands. The caller holds s.mu.
+func (s *slot) node(at, now time.Duration, flap fleet.FlapRule) fleet.Node {
+	n := fleet.Node{
+		ID: s.id, Incarnation: s.incarnation, Liveness: s.liveness, Since: s.since,
+		Age: max(at-s.detector.Last(), 0), Lease: s.leaseNow(now),
+	}
+	if s.duplicate != "" && now-s.duplicateAt < time.Minute {
+		n.Duplicate = s.duplicate
+	}
+	if r := s.row; r != nil {
+		n.Incarnation, n.Facts, n.NotReady, n.Intent = r.Incarnation, r.Facts, r.NotReady, r.Intent
+		n.Reserved, n.Work, n.Stuck = r.Reserved, r.Work, r.Stuck
+		_, n.Flapping = flap.Judge(r.Lapses, time.Now())
+	}
+	if s.facts != nil && (s.row == nil || s.incarnation == s.row.Incarnation) {
+		n.Facts, n.Incarnation = *s.facts, s.incarnation
+	}
+	return n
+}

@@ -1,0 +1,465 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/tenurehq/tenure"
+	"github.com/tenurehq/tenure/api"
+	"github.com/tenurehq/tenure/fence"
+	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/server/registry"
+)
+
+// reconciler is what one replica does under the lease for it: it moves what may
+// move, places what waits, ends drains, and writes down what changed. Its writes
+// carry its token, so that one which was deposed changes nothing.
+type reconciler struct {
+	*Server
+	fence  registry.Fence
+	brake  *fleet.Brake
+	bucket fleet.Bucket
+
+	known    map[string]fleet.Liveness // as written to the ledger
+	ready    map[string]bool
+	noted    map[string]fence.Token // lapses that were noted
+	withheld map[string]fleet.Code  // takeovers that are held back, as written
+	stuck    map[string]bool
+	scan     time.Time // of the last look at all work
+	prune    time.Time
+}
+
+// reconcileLoop reconciles whenever this replica holds the lease for it.
+func (s *Server) reconcileLoop(keeper *tenure.Keeper) func(context.Context) {
+	return func(ctx context.Context) {
+		for ctx.Err() == nil {
+			err := tenure.Do(ctx, keeper, ReconcilerLease, func(ctx context.Context, t *tenure.Term) error {
+				s.active.Store(true)
+				defer s.active.Store(false)
+				brake, err := fleet.NewBrake(s.cfg.Brake)
+				if err != nil {
+					return err
+				}
+				r := &reconciler{
+					Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: t.Token()}, brake: brake,
+					known: map[string]fleet.Liveness{}, ready: map[string]bool{}, noted: map[string]fence.Token{},
+					withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
+				}
+				s.log.Info("reconciling", "token", t.Token())
+				every(ctx, s.cfg.Reconcile, nil, func(ctx context.Context) {
+					if _, may := t.MayAct(); may && s.loaded.Load() {
+						if err := r.step(ctx); err != nil && ctx.Err() == nil {
+							s.log.Warn("reconcile", "err", err)
+						}
+					}
+				})
+				return ctx.Err()
+			})
+			if err != nil && ctx.Err() == nil {
+				s.log.Error("reconciler", "err", err)
+				select {
+				case <-ctx.Done():
+				case <-time.After(s.cfg.Reconcile):
+				}
+			}
+		}
+	}
+}
+
+// step looks once at everything. An error leaves the rest to the next step.
+func (r *reconciler) step(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.ReconcilerTTL)
+	defer cancel()
+	lapsed, err := r.reg.Lapsed(ctx)
+	if err != nil {
+		return err
+	}
+	for _, o := range lapsed {
+		if n := r.in.find(o.Work.Owner); n != nil {
+			n.mu.Lock()
+			n.see(o.Lease, clock.Now().Boot)
+			n.mu.Unlock()
+		}
+	}
+	nodes, now := r.Nodes(), time.Now()
+	for _, f := range []func() error{
+		func() error { return r.judgeBrake(ctx, nodes, now) },
+		func() error { return r.tell(ctx, nodes, now) },
+		func() error { return r.takeovers(ctx, lapsed, nodes, now) },
+		func() error { return r.pending(ctx, nodes, now) },
+		func() error { return r.drains(ctx, nodes) },
+		func() error { return r.look(ctx, nodes, now) },
+	} {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// health says whether this replica may trust what it sees.
+func (s *Server) health() fleet.Health {
+	if age := clock.Now().Boot - time.Duration(s.refreshed.Load()); age > 2*s.cfg.Refresh+s.cfg.Interval {
+		return fleet.Health{Text: "the registry was last read " + age.Round(time.Second).String() + " ago"}
+	}
+	if watched, short := s.Observing(); short {
+		return fleet.Health{Text: "it has listened for " + watched.Round(time.Second).String() + " only"}
+	}
+	return fleet.Health{OK: true}
+}
+
+// judgeBrake brings the brake up to date with the nodes and with operators.
+func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now time.Time) error {
+	kept, err := r.reg.Brake(ctx)
+	if err != nil {
+		return err
+	}
+	var events []fleet.Event
+	tell := func(b fleet.BrakeState) {
+		kind, actor := fleet.EventBrakeOn, r.cfg.Name
+		if !b.Engaged {
+			kind, actor = fleet.EventBrakeOff, cmp.Or(b.By.Actor, r.cfg.Name)
+		}
+		events = append(events, fleet.Event{Kind: kind, Code: b.Code, Actor: actor, Text: b.Domain + ": " + b.Text})
+		r.log.Warn("brake", "domain", b.Domain, "engaged", b.Engaged, "text", b.Text)
+	}
+	var seen int64
+	for _, o := range kept.Orders {
+		seen = max(seen, o.Seq)
+		how := fleet.LetReleased
+		if o.What == "confirm" {
+			how = fleet.LetConfirmed
+		}
+		if b, ok := r.brake.Release(o.Domain, how, fleet.Mark{Actor: o.Actor, Reason: o.Reason, At: o.At}); ok {
+			tell(b)
+		}
+	}
+	for _, b := range r.brake.Step(nodes, now, r.health()) {
+		tell(b)
+	}
+	states := r.brake.States()
+	r.brakes.Store(&states)
+	state, err := json.Marshal(states)
+	if err != nil {
+		return err
+	}
+	if string(state) != string(kept.State) || seen > 0 {
+		if v, err := r.reg.SaveBrake(ctx, r.fence, state, seen); err != nil || v.Code != "" {
+			return cmp.Or(err, deposed(v))
+		}
+	}
+	return r.append(ctx, events)
+}
+
+// deposed is a verdict that says that a later term was granted, as an error.
+func deposed(v registry.Verdict) error {
+	if v.Code == fleet.CodeStaleToken {
+		return refusal(v)
+	}
+	return nil
+}
+
+func (r *reconciler) append(ctx context.Context, events []fleet.Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	v, err := r.reg.Append(ctx, r.fence, events...)
+	r.tellEvents()
+	return cmp.Or(err, deposed(v))
+}
+
+// tell writes changes of liveness, readiness and lease to the ledger. What stood
+// when this replica became active is taken for written.
+func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node, now time.Time) error {
+	var events []fleet.Event
+	for i := range nodes {
+		n := &nodes[i]
+		was, ok := r.known[n.ID]
+		switch {
+		case ok && n.Liveness == fleet.Suspect && was != fleet.Suspect:
+			events = append(events, fleet.Event{Kind: fleet.EventSuspect, Node: n.ID, Code: fleet.CodeStaleHeartbeat, Actor: r.cfg.Name, Text: "no beat for " + n.Age.Round(time.Millisecond).String()})
+		case ok && n.Liveness != fleet.Suspect && was == fleet.Suspect && n.Liveness != fleet.Observing:
+			events = append(events, fleet.Event{Kind: fleet.EventAlive, Node: n.ID, Actor: r.cfg.Name, Text: "it is heard again"})
+		}
+		if !ok || n.Liveness != fleet.Late && n.Liveness != fleet.Observing {
+			r.known[n.ID] = n.Liveness
+		}
+		ready := n.Facts.Readiness.Ready
+		if was, ok := r.ready[n.ID]; ok && was != ready {
+			e := fleet.Event{Kind: fleet.EventReady, Node: n.ID, Actor: n.ID, Text: n.Facts.Readiness.Text}
+			if !ready {
+				e.Kind, e.Code = fleet.EventNotReady, fleet.Code(n.Facts.Readiness.Reason)
+			}
+			events = append(events, e)
+		}
+		r.ready[n.ID] = ready
+		over := n.Lease.State == fleet.LeaseLapsed || n.Lease.State == fleet.LeaseReleased
+		if over && n.Lease.Token > 0 && r.noted[n.ID] != n.Lease.Token {
+			v, err := r.reg.NoteLapse(ctx, r.fence, n.ID, n.Lease.Token, r.cfg.Name)
+			if err := cmp.Or(err, deposed(v)); err != nil {
+				return err
+			}
+			if v.Code == "" || v.Code == fleet.CodeWrongState {
+				r.noted[n.ID] = n.Lease.Token
+			}
+		}
+	}
+	return r.append(ctx, events)
+}
+
+// takeovers moves what may be moved from nodes whose lease is over.
+func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nodes []fleet.Node, now time.Time) error {
+	byID := make(map[string]*fleet.Node, len(nodes))
+	for i := range nodes {
+		byID[nodes[i].ID] = &nodes[i]
+	}
+	_, observing := r.Observing()
+	var events []fleet.Event
+	held := map[string]fleet.Code{}
+	for _, o := range lapsed {
+		owner := fleet.Node{ID: o.Work.Owner, Liveness: fleet.Observing}
+		if n := byID[o.Work.Owner]; n != nil {
+			owner = *n
+		}
+		owner.Lease = o.Lease
+		recent, err := r.recent(ctx, o.Work)
+		if err != nil {
+			return err
+		}
+		d, bucket := r.cfg.Takeover.Judge(fleet.TakeoverCase{Work: o.Work, Owner: owner, Recent: recent}, r.brake.States(), observing, r.bucket, now)
+		r.bucket = bucket
+		t := registry.Takeover{
+			Placement: registry.Placement{Work: o.Work.ID, Token: o.Work.Token, Actor: r.cfg.Name, Fence: r.fence},
+			Evidence:  r.evidence(o, owner, now),
+		}
+		var v registry.Verdict
+		switch d.Action {
+		case fleet.End:
+			v, err = r.reg.ReleaseToPending(ctx, t)
+		case fleet.Move:
+			v, err = r.take(ctx, t, o.Work)
+			if v.Code == fleet.CodeNoCapacity {
+				held[o.Work.ID] = fleet.CodeNoCapacity
+				d.Code, d.Text = v.Code, v.Text
+			}
+		default:
+			held[o.Work.ID] = d.Code
+		}
+		if err := cmp.Or(err, deposed(v)); err != nil {
+			return err
+		}
+		if code := held[o.Work.ID]; code != "" && r.withheld[o.Work.ID] != code {
+			events = append(events, fleet.Event{Kind: fleet.EventWithheld, Work: o.Work.ID, Node: o.Work.Owner, Token: o.Work.Token, Code: d.Code, Actor: r.cfg.Name, Text: d.Text})
+		}
+	}
+	r.withheld = held
+	return r.append(ctx, events)
+}
+
+// recent returns when an item was taken over lately.
+func (r *reconciler) recent(ctx context.Context, w fleet.Work) ([]time.Time, error) {
+	if w.Takeovers == 0 {
+		return nil, nil
+	}
+	taken, err := r.reg.Takeovers(ctx, registry.TakeoverFilter{Work: w.ID, Limit: 8, Last: true})
+	if err != nil {
+		return nil, err
+	}
+	var at []time.Time
+	for _, t := range taken {
+		at = append(at, t.Recorded)
+	}
+	return at, nil
+}
+
+// evidence is what is known when work is taken from a node.
+func (r *reconciler) evidence(o registry.Owned, owner fleet.Node, now time.Time) fleet.Evidence {
+	e := fleet.Evidence{
+		From: o.Work.Owner, FromToken: o.Work.Token, LeaseToken: o.Lease.Token, LeaseState: o.Lease.State,
+		Progress: o.Work.Progress, Silence: now.Add(-owner.Age), Lapse: now.Add(-o.Lease.Over),
+	}
+	if owner.Liveness == fleet.Suspect {
+		e.Suspect = owner.Since
+	}
+	return e
+}
+
+// take gives an item of a lapsed node to another. The verdict's code is
+// no_capacity if there is none.
+func (r *reconciler) take(ctx context.Context, t registry.Takeover, w fleet.Work) (registry.Verdict, error) {
+	req := w.Request
+	req.Exclude = append(slices.Clone(req.Exclude), w.Owner)
+	v, err := r.place(ctx, req, func(p registry.Placement) (registry.Verdict, error) {
+		t.Node, t.Lease = p.Node, p.Lease
+		return r.reg.Takeover(ctx, t)
+	})
+	v, err = capacity(v, err)
+	r.counts.add("takeover", codeOf(v, err))
+	if v.Code == "" && err == nil {
+		r.log.Warn("takeover", "work", w.ID, "from", w.Owner, "to", t.Node, "token", v.Current)
+		r.touch(ctx, t.Node)
+		r.touch(ctx, w.Owner)
+	}
+	return v, err
+}
+
+// capacity turns a refusal of place into a verdict.
+func capacity(v registry.Verdict, err error) (registry.Verdict, error) {
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Code == string(fleet.CodeNoCapacity) {
+		return registry.Verdict{Code: fleet.CodeNoCapacity, Text: e.Message}, nil
+	}
+	return v, err
+}
+
+// pending places what has no owner.
+func (r *reconciler) pending(ctx context.Context, nodes []fleet.Node, now time.Time) error {
+	for after := ""; ; {
+		works, err := r.reg.Works(ctx, registry.Filter{States: []fleet.WorkState{fleet.Pending}, After: after})
+		if err != nil || len(works) == 0 {
+			return err
+		}
+		for _, w := range works {
+			after = w.ID
+			req := w.Request
+			if w.Owner != "" { // it is moving away from there
+				req.Exclude = append(slices.Clone(req.Exclude), w.Owner)
+			}
+			if home := r.home(w, nodes, now); home != "" {
+				req.Node = home
+			}
+			v, err := r.place(ctx, req, func(p registry.Placement) (registry.Verdict, error) {
+				p.Work, p.Token, p.Actor, p.Fence = w.ID, w.Token, r.cfg.Name, r.fence
+				return r.reg.Place(ctx, p)
+			})
+			v, err = capacity(v, err)
+			if err := cmp.Or(err, deposed(v)); err != nil {
+				return err
+			}
+			if v.Code == "" {
+				r.touch(ctx, v.Owner)
+			}
+		}
+	}
+}
+
+// home is the node to which a taken-over item goes back, if that is wanted and
+// it can.
+func (r *reconciler) home(w fleet.Work, nodes []fleet.Node, now time.Time) string {
+	if w.OnReturn != fleet.KeepOriginal || w.TakenFrom == "" || w.TakenFrom == w.Owner {
+		return ""
+	}
+	for i := range nodes {
+		if nodes[i].ID == w.TakenFrom && fleet.JudgeReturn(w, nodes[i], now, r.conditions()).Action == fleet.Move {
+			return w.TakenFrom
+		}
+	}
+	return ""
+}
+
+// drains ends the drains of empty nodes, and moves work away where that is
+// wanted.
+func (r *reconciler) drains(ctx context.Context, nodes []fleet.Node) error {
+	for i := range nodes {
+		n := &nodes[i]
+		if n.Intent.State() != fleet.Draining {
+			continue
+		}
+		v, err := r.reg.CompleteDrain(ctx, r.fence, n.ID, r.cfg.Name)
+		if err := cmp.Or(err, deposed(v)); err != nil {
+			return err
+		}
+		if v.Code == "" {
+			r.touch(ctx, n.ID)
+			continue
+		}
+		if !n.Intent.Drain.Move {
+			continue
+		}
+		works, err := r.reg.Works(ctx, registry.Filter{Owner: n.ID, States: []fleet.WorkState{fleet.Placed, fleet.Running}})
+		if err != nil {
+			return err
+		}
+		for _, w := range works {
+			if !w.Movable {
+				continue
+			}
+			v, err := r.reg.Move(ctx, r.fence, w.ID, registry.Order{Actor: n.Intent.Drain.Actor, Reason: "drain of " + n.ID + ": " + n.Intent.Drain.Reason})
+			if err := cmp.Or(err, deposed(v)); err != nil {
+				return err
+			}
+		}
+		r.touch(ctx, n.ID)
+	}
+	return nil
+}
+
+// look goes through all work now and then: what is stuck, what may go home; and
+// drops old history.
+func (r *reconciler) look(ctx context.Context, nodes []fleet.Node, now time.Time) error {
+	if now.Sub(r.scan) < 3*r.cfg.Reconcile {
+		return nil
+	}
+	r.scan = now
+	var events []fleet.Event
+	stuck := map[string]bool{}
+	for after := ""; ; {
+		works, err := r.reg.Works(ctx, registry.Filter{States: []fleet.WorkState{fleet.Running}, After: after})
+		if err != nil {
+			return err
+		}
+		if len(works) == 0 {
+			break
+		}
+		for _, w := range works {
+			after = w.ID
+			if isStuck(&w, now) {
+				stuck[w.ID] = true
+				if !r.stuck[w.ID] {
+					events = append(events, fleet.Event{Kind: fleet.EventStuck, Work: w.ID, Node: w.Owner, Token: w.Token, Code: fleet.CodeStuck, Actor: r.cfg.Name, Text: "no progress since " + since(&w).UTC().Format(time.RFC3339)})
+				}
+			} else if r.stuck[w.ID] {
+				events = append(events, fleet.Event{Kind: fleet.EventUnstuck, Work: w.ID, Node: w.Owner, Token: w.Token, Actor: r.cfg.Name})
+			}
+			if r.home(w, nodes, now) != "" {
+				v, err := r.reg.Move(ctx, r.fence, w.ID, registry.Order{Actor: r.cfg.Name, Reason: "goes back to " + w.TakenFrom})
+				if err := cmp.Or(err, deposed(v)); err != nil {
+					return err
+				}
+				r.touch(ctx, w.Owner)
+			}
+		}
+	}
+	r.stuck = stuck
+	if now.Sub(r.prune) > time.Hour {
+		r.prune = now
+		if _, err := r.reg.Prune(ctx, r.cfg.Retention); err != nil {
+			return err
+		}
+	}
+	return r.append(ctx, events)
+}
+
+// since is when an item last got anywhere.
+func since(w *fleet.Work) time.Time {
+	if w.ProgressAt.After(w.Started) {
+		return w.ProgressAt
+	}
+	return w.Started
+}
+
+// isStuck reports whether an item runs without progress for longer than it may.
+// Both instants are the database's; now is this host's and only a few seconds
+// matter.
+func isStuck(w *fleet.Work, now time.Time) bool {
+	return w.StuckAfterMS > 0 && w.State == fleet.Running && now.Sub(since(w)) > time.Duration(w.StuckAfterMS)*time.Millisecond
+}
+
+func sortedKeys[K cmp.Ordered](keys iter.Seq[K], by func(a, b K) int) []K {
+	return slices.SortedFunc(keys, func(a, b K) int { return cmp.Or(by(a, b), cmp.Compare(a, b)) })
+}

@@ -1,0 +1,301 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tenurehq/tenure"
+	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/server/registry"
+	"github.com/tenurehq/tenure/store"
+)
+
+// ReconcilerLease is the name of the lease under which one replica reconciles.
+const ReconcilerLease = "tenure/reconciler"
+
+// Server is one replica of the control plane. It is safe for concurrent use.
+type Server struct {
+	cfg     Config
+	st      store.Store
+	reg     *registry.Registry
+	log     *slog.Logger
+	in      *ingest
+	renewer *renewer
+	owners  owners
+	counts  counts
+
+	loaded    atomic.Bool
+	refreshed atomic.Int64 // boot clock of the last complete refresh, ns
+	brakes    atomic.Pointer[[]fleet.BrakeState]
+	active    atomic.Bool // this replica reconciles
+	cursor    registry.Cursor
+	wake      chan struct{} // asks for a refresh now
+	events    chan struct{} // closed and replaced when the ledger may have grown
+	eventsMu  sync.Mutex
+}
+
+// New returns a replica over a store and the registry in the same database. It
+// starts nothing and changes nothing. Errors match ErrConfig.
+func New(st store.Store, reg *registry.Registry, cfg Config) (*Server, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	in, err := newIngest(&cfg)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	s := &Server{
+		cfg: cfg, st: st, reg: reg, log: cfg.Logger, in: in,
+		renewer: newRenewer(st, cfg.Window, min(cfg.Interval, 10*time.Second)),
+		wake:    make(chan struct{}, 1), events: make(chan struct{}),
+	}
+	s.owners.found = map[string]location{}
+	s.brakes.Store(&[]fleet.BrakeState{})
+	return s, nil
+}
+
+// Config returns the settings in force, defaults filled in.
+func (s *Server) Config() Config { return s.cfg }
+
+// Ready returns nil once the replica has read the registry and while it can:
+// before that it answers nothing, since an empty answer would be taken for the
+// truth.
+func (s *Server) Ready() error {
+	if !s.loaded.Load() {
+		return errors.New("the registry has not been read yet")
+	}
+	if age := clock.Now().Boot - time.Duration(s.refreshed.Load()); age > s.cfg.NodeTTL {
+		return fmt.Errorf("the registry was last read %s ago", age.Round(time.Second))
+	}
+	return nil
+}
+
+// Run serves the fleet until ctx ends and then returns nil: it reads the
+// registry, judges liveness, sends renewals, flushes what was heard, and
+// reconciles while it holds the lease for that.
+func (s *Server) Run(ctx context.Context) error {
+	keeper, err := tenure.NewKeeper(s.st, tenure.Config{TTL: s.cfg.ReconcilerTTL, Logger: s.log})
+	if err != nil {
+		return err
+	}
+	var all sync.WaitGroup
+	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.watchLoop, s.flushLoop, s.reconcileLoop(keeper)} {
+		all.Go(func() { loop(ctx) })
+	}
+	err = keeper.Run(ctx)
+	all.Wait()
+	return err
+}
+
+// every calls f at once and then each period until ctx ends, and sooner when
+// wake says so.
+func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f func(context.Context)) {
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for {
+		f(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-wake:
+		}
+	}
+}
+
+// refreshLoop reads what changed in the registry.
+func (s *Server) refreshLoop(ctx context.Context) {
+	var failing bool
+	full := clock.Now().Boot
+	every(ctx, s.cfg.Refresh, s.wake, func(ctx context.Context) {
+		if now := clock.Now().Boot; now-full > time.Minute {
+			s.cursor, full = 0, now
+		}
+		err := s.refresh(ctx)
+		if ctx.Err() == nil && (err != nil) != failing {
+			failing = err != nil
+			s.log.Warn("registry read", "failing", failing, "err", err)
+		}
+	})
+}
+
+func (s *Server) refresh(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Interval)
+	defer cancel()
+	began := clock.Now().Boot
+	rows, cursor, err := s.reg.Nodes(ctx, s.cursor)
+	if err != nil {
+		return err
+	}
+	for i := range rows {
+		s.take(&rows[i], began)
+	}
+	s.cursor = cursor
+	brake, err := s.reg.Brake(ctx)
+	if err != nil {
+		return err
+	}
+	states, err := brakeStates(brake)
+	if err != nil {
+		return err
+	}
+	s.brakes.Store(&states)
+	s.refreshed.Store(int64(began))
+	s.loaded.Store(true)
+	s.tellEvents()
+	return nil
+}
+
+// take takes in a node's row, as read at an instant of the boot clock.
+func (s *Server) take(row *registry.Node, read time.Duration) {
+	if row.Removed {
+		s.in.forget(row.ID)
+		return
+	}
+	at := s.in.at()
+	n := s.in.slot(row.ID)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.row != nil && row.Orders < n.row.Orders && row.Incarnation == n.row.Incarnation {
+		return // an older reading that was overtaken
+	}
+	if row.Incarnation != "" && row.Incarnation != n.incarnation && !containsString(n.replaced[:], row.Incarnation) {
+		n.become(row.Incarnation)
+	}
+	n.see(row.Lease, read)
+	if !row.LastSeen.IsZero() && row.Age <= at {
+		n.told(at - row.Age)
+	}
+	if n.row == nil || n.row.Orders != row.Orders {
+		close(n.changed)
+		n.changed = make(chan struct{})
+	}
+	n.row = row
+}
+
+func containsString(list []string, s string) bool {
+	for _, each := range list {
+		if each == s {
+			return true
+		}
+	}
+	return false
+}
+
+// touch reads one node's row now, after this replica changed it.
+func (s *Server) touch(ctx context.Context, node string) {
+	began := clock.Now().Boot
+	if row, ok, err := s.reg.Node(ctx, node); err == nil && ok {
+		s.take(&row, began)
+	}
+	s.tellEvents()
+}
+
+// watchLoop judges liveness. It listens, in the sense of package detect, while it
+// comes round in time and can read what other replicas heard.
+func (s *Server) watchLoop(ctx context.Context) {
+	tick := s.cfg.tick()
+	every(ctx, tick, nil, func(ctx context.Context) {
+		last := time.Duration(s.refreshed.Load())
+		listening := s.loaded.Load() && clock.Now().Boot-last < 2*s.cfg.Refresh+tick
+		silent := s.in.tick(listening)
+		asked := len(silent) == 0 || s.merge(ctx, silent)
+		at := s.in.at()
+		for _, n := range s.in.all() {
+			n.mu.Lock()
+			was := n.liveness
+			if (asked || n.detector.Last() == at) && n.judge(at) {
+				s.log.Info("liveness", "node", n.id, "was", was, "is", n.liveness)
+			}
+			n.mu.Unlock()
+		}
+	})
+}
+
+// merge takes in what other replicas heard of nodes that are silent here. It
+// reports whether that is known.
+func (s *Server) merge(ctx context.Context, silent []*slot) bool {
+	ids := make([]string, len(silent))
+	for i, n := range silent {
+		ids[i] = n.id
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*s.cfg.tick())
+	defer cancel()
+	began := clock.Now().Boot
+	signs, err := s.reg.Signs(ctx, ids)
+	if err != nil {
+		return false
+	}
+	s.takeSigns(signs, began)
+	return true
+}
+
+func (s *Server) takeSigns(signs []registry.Sign, began time.Duration) {
+	at := s.in.at()
+	for i := range signs {
+		sign := &signs[i]
+		n := s.in.find(sign.Node)
+		if n == nil {
+			continue
+		}
+		n.mu.Lock()
+		n.see(sign.Lease, began)
+		if !sign.LastSeen.IsZero() && sign.Age <= at {
+			n.told(at - sign.Age)
+		}
+		n.mu.Unlock()
+	}
+}
+
+// flushLoop writes when nodes were last heard, at least twice an interval.
+func (s *Server) flushLoop(ctx context.Context) {
+	every(ctx, s.cfg.Interval*2/5, nil, func(ctx context.Context) {
+		now := clock.Now().Boot
+		var seen []registry.Seen
+		var slots []*slot
+		for _, n := range s.in.all() {
+			n.mu.Lock()
+			if n.unflushed && n.row != nil {
+				n.unflushed = false
+				slots = append(slots, n)
+				seen = append(seen, registry.Seen{Node: n.id, Incarnation: n.incarnation, Age: now - n.heardAt})
+			}
+			n.mu.Unlock()
+		}
+		if len(seen) == 0 {
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, s.cfg.Interval)
+		defer cancel()
+		if err := s.reg.Flush(ctx, seen); err != nil {
+			s.log.Debug("flush", "err", err)
+			for _, n := range slots {
+				n.mu.Lock()
+				n.unflushed = true
+				n.mu.Unlock()
+			}
+		}
+	})
+}
+
+// tellEvents wakes those who follow the ledger.
+func (s *Server) tellEvents() {
+	s.eventsMu.Lock()
+	defer s.eventsMu.Unlock()
+	close(s.events)
+	s.events = make(chan struct{})
+}
+
+// grown returns a channel that is closed when the ledger may have grown.
+func (s *Server) grown() <-chan struct{} {
+	s.eventsMu.Lock()
+	defer s.eventsMu.Unlock()
+	return s.events
+}
