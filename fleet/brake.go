@@ -174,6 +174,7 @@ type brakeKey struct {
 type braking struct {
 	BrakeState
 	calm time.Time // since when fewer are out than would engage it; zero if they are not
+	gone time.Time // what is out since then or longer counts as gone
 }
 
 // NewBrake returns a brake that holds nothing, or the error of BrakeConfig.Check.
@@ -197,44 +198,48 @@ func (b *Brake) Step(nodes []Node, now time.Time, h Health) []BrakeState {
 	}
 	b.last, b.proven = now, proven
 
-	for key := range tallies {
-		if b.states[key] == nil {
-			b.states[key] = &braking{BrakeState: BrakeState{Domain: key.domain, Code: key.code, Reason: key.reason}}
-		}
-	}
 	var changed []BrakeState
-	for key, s := range b.states {
-		t := tallies[key]
-		if t == nil {
-			t = &tally{}
-		}
-		was := s.Engaged
-		b.step(s, *t, now, gap, proven, h)
+	for key, t := range tallies {
+		s := b.states[key]
+		engages := (s == nil || !s.Engaged) && t.down >= b.least(t.of)
 		switch {
-		case s.Engaged != was:
+		case engages:
+			if s == nil {
+				s = &braking{}
+				b.states[key] = s
+			}
+			s.engage(key, now, b.cfg.Window)
+			b.step(s, *t, now, 0, proven, h)
 			changed = append(changed, s.BrakeState)
-		case !s.Engaged && t.gone == 0:
+		case s == nil:
+		case s.Engaged:
+			b.step(s, *t, now, gap, proven, h)
+			if !s.Engaged {
+				changed = append(changed, s.BrakeState)
+			}
+		case t.gone == 0:
 			delete(b.states, key)
+		default:
+			s.Down, s.Of = t.gone, t.of
 		}
 	}
 	slices.SortFunc(changed, compareBrakes)
 	return changed
 }
 
-// step moves one state by what was counted.
-func (b *Brake) step(s *braking, t tally, now time.Time, gap time.Duration, proven bool, h Health) {
-	s.Of = t.of
-	if !s.Engaged {
-		if t.down < b.least(t.of) {
-			return
-		}
-		s.BrakeState = BrakeState{
-			Domain: s.Domain, Code: s.Code, Reason: s.Reason, Engaged: true,
-			Since: now, From: now.Add(-b.cfg.Window), Of: t.of,
-		}
-		s.calm, gap = time.Time{}, 0
+// engage begins an event.
+func (s *braking) engage(key brakeKey, now time.Time, window time.Duration) {
+	from := now.Add(-window)
+	if s.gone.After(from) {
+		from = s.gone
 	}
-	s.Down = t.down
+	s.BrakeState = BrakeState{Domain: key.domain, Code: key.code, Reason: key.reason, Engaged: true, Since: now, From: from}
+	s.calm = time.Time{}
+}
+
+// step moves an engaged state by what was counted.
+func (b *Brake) step(s *braking, t tally, now time.Time, gap time.Duration, proven bool, h Health) {
+	s.Down, s.Of = t.down, t.of
 	s.Proven += gap
 	if !proven {
 		s.Proven = 0
@@ -255,7 +260,7 @@ func (b *Brake) step(s *braking, t tally, now time.Time, gap time.Duration, prov
 }
 
 func (s *braking) letGo(how Let, now time.Time) {
-	s.Engaged, s.Let, s.LetAt, s.LetsGo = false, how, now, 0
+	s.Engaged, s.Let, s.LetAt, s.LetsGo, s.gone = false, how, now, 0, now
 }
 
 // least is how many of a domain's nodes engage its brake.
@@ -271,8 +276,8 @@ type tally struct {
 	gone int // still out since before the brake let go
 }
 
-// count counts each domain and cause that some node turned for. heard: some node is
-// heard now.
+// count counts each domain and cause for which some node is out, and each that has
+// a state. heard: some node is heard now.
 func (b *Brake) count(nodes []Node, now time.Time) (tallies map[brakeKey]*tally, heard bool) {
 	tallies = map[brakeKey]*tally{}
 	known := map[string]int{} // by domain
@@ -329,11 +334,12 @@ func (b *Brake) turn(tallies map[brakeKey]*tally, key brakeKey, since, now time.
 	}
 	from := now.Add(-b.cfg.Window)
 	if s := b.states[key]; s != nil {
-		if s.Engaged {
-			from = s.From
-		} else if !since.After(s.LetAt) {
+		if !since.After(s.gone) {
 			t.gone++
 			return
+		}
+		if s.Engaged {
+			from = s.From
 		}
 	}
 	if since.After(from) {
@@ -342,14 +348,18 @@ func (b *Brake) turn(tallies map[brakeKey]*tally, key brakeKey, since, now time.
 }
 
 // Release lets go of all that is engaged for a domain, for an operator; how is
-// LetConfirmed or LetReleased. It returns what let go: nothing if nothing was
-// engaged. Consequences follow at once.
+// LetConfirmed or LetReleased, and by.At the present. It returns what let go:
+// nothing if nothing was engaged. Consequences follow at once.
 func (b *Brake) Release(domain string, how Let, by Mark) []BrakeState {
+	now := by.At
+	if b.last.After(now) {
+		now = b.last
+	}
 	var changed []BrakeState
 	for _, s := range b.states {
 		if s.Domain == domain && s.Engaged {
 			s.By = by
-			s.letGo(how, by.At)
+			s.letGo(how, now)
 			s.Text = b.text(&s.BrakeState, false, Health{})
 			changed = append(changed, s.BrakeState)
 		}
