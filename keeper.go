@@ -396,7 +396,6 @@ func (k *Keeper) Doubt(kind DoubtKind, why string) {
 	}
 	k.mu.Unlock()
 	for _, t := range k.list() { // what comes in later has seen the count
-
 		if kind == DoubtWake {
 			t.apply(func(m *term.Machine, now clock.Reading) {
 				m.Check(now) // what is over is over for its own reason
