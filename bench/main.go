@@ -122,6 +122,7 @@ var allParts = []part{
 	{id: "b1", measure: (*bench).renewals},
 	{id: "b1", measure: (*bench).renewalsSQLite},
 	{id: "b4", measure: (*bench).handovers},
+	{id: "b4", measure: (*bench).releases},
 	{id: "b5", measure: (*bench).takeovers},
 	{id: "b6", measure: (*bench).mayAct},
 	{id: "b2", measure: (*bench).holders, together: true},

@@ -38,7 +38,7 @@ func (b *bench) holders(ctx context.Context) (section, error) {
 		if h.database, err = srv.leases(ctx); err != nil {
 			return section{}, err
 		}
-		st, err := openPostgres(ctx, srv.url(h.database), h.wire)
+		st, err := openPostgres(ctx, srv.url(h.database), h.wire.dial)
 		if err != nil {
 			return section{}, err
 		}
@@ -172,7 +172,7 @@ func (b *bench) waiters(ctx context.Context) (section, error) {
 		}
 		wins := make(chan win, each*stores)
 		for range stores {
-			st, err := openPostgres(ctx, srv.url(name), &k.wire)
+			st, err := openPostgres(ctx, srv.url(name), k.wire.dial)
 			if err != nil {
 				return section{}, err
 			}
@@ -287,7 +287,7 @@ func (b *bench) silence(ctx context.Context) (section, error) {
 			if i == 0 {
 				break
 			}
-			own, err := openPostgres(ctx, srv.url(name), &w)
+			own, err := openPostgres(ctx, srv.url(name), w.dial)
 			if err != nil {
 				return section{}, err
 			}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurehq/tenure/internal/pgtest"
@@ -169,15 +170,15 @@ type leaseStore struct {
 	pool *pgxpool.Pool
 }
 
-// openPostgres returns a store on a pool of its own. w may be nil.
-func openPostgres(ctx context.Context, url string, w *wire) (*leaseStore, error) {
+// openPostgres returns a store on a pool of its own, which dials by dial unless that is nil.
+func openPostgres(ctx context.Context, url string, dial pgconn.DialFunc) (*leaseStore, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	cfg.MaxConns = 2 // there are many stores
-	if w != nil {
-		cfg.ConnConfig.DialFunc = w.dial
+	if dial != nil {
+		cfg.ConnConfig.DialFunc = dial
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
