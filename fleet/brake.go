@@ -160,8 +160,9 @@ func (n *Node) turned() bool {
 type Brake struct {
 	cfg    BrakeConfig
 	states map[brakeKey]*braking
-	last   time.Time // of Step
-	proven bool      // at last
+	known  map[string]int // at last
+	last   time.Time      // of Step
+	proven bool           // at last
 }
 
 type brakeKey struct {
@@ -280,6 +281,9 @@ type tally struct {
 // a state. heard: some node is heard now.
 func (b *Brake) count(nodes []Node, now time.Time) (tallies map[brakeKey]*tally, heard bool) {
 	tallies = map[brakeKey]*tally{}
+	for key := range b.states {
+		tallies[key] = &tally{}
+	}
 	known := map[string]int{} // by domain
 	extra := map[string]int{} // by domain: heard within Known of when its silence engaged
 	domains := []string{DomainAll, ""}
@@ -316,6 +320,7 @@ func (b *Brake) count(nodes []Node, now time.Time) (tallies map[brakeKey]*tally,
 			}
 		}
 	}
+	b.known = known
 	for key, t := range tallies {
 		t.of = known[key.domain] - t.gone
 		if key.code == CodeStaleHeartbeat {
@@ -367,6 +372,10 @@ func (b *Brake) Release(domain string, how Let, by Mark) []BrakeState {
 	slices.SortFunc(changed, compareBrakes)
 	return changed
 }
+
+// Known returns how many nodes each domain has: the distinct ones that were heard
+// within BrakeConfig.Known when Step was last called, and have not said goodbye.
+func (b *Brake) Known() map[string]int { return maps.Clone(b.known) }
 
 // States returns what is engaged, and what was let go while nodes of it are still
 // out: DomainAll first, then in order of domain, cause and reason.

@@ -36,10 +36,10 @@ func blocker(n *Node, w *Work, now time.Time) Blocker {
 	switch {
 	case !n.Lease.Live() && w.Movable:
 		b.Code = CodeHostGone
-		b.Text = "its host is gone (" + n.Lease.text() + "): it is to be taken over"
+		b.Text = "its host is gone (lease " + n.Lease.text() + "): it is to be taken over"
 	case !n.Lease.Live():
 		b.Code = CodeHostGone
-		b.Text = "its host is gone (" + n.Lease.text() + "): it is pinned and waits for its host"
+		b.Text = "its host is gone (lease " + n.Lease.text() + "): it is pinned and waits for its host"
 	case w.State == Stopping:
 		b.Text = "told to stop, and not ended yet" + because(w.Why)
 	case moves:
@@ -64,17 +64,17 @@ func because(why string) string {
 	return fmt.Sprintf(" (%q)", why)
 }
 
-// text says how a lease stands.
+// text says how a lease stands, after the word "lease".
 func (l Lease) text() string {
 	switch l.State {
 	case LeaseHeld:
-		return fmt.Sprintf("lease held, token %s, %s left", l.Token, span(l.Remaining))
+		return fmt.Sprintf("held, token %s, %s left", l.Token, span(l.Remaining))
 	case LeaseRevoked:
-		return fmt.Sprintf("lease revoked, token %s, over in %s at the latest", l.Token, span(l.Remaining))
+		return fmt.Sprintf("revoked, token %s, over in %s at the latest", l.Token, span(l.Remaining))
 	case LeaseLapsed:
-		return fmt.Sprintf("lease lapsed %s ago, token %s", span(l.Over), l.Token)
+		return fmt.Sprintf("lapsed %s ago, token %s", span(l.Over), l.Token)
 	case LeaseReleased:
-		return fmt.Sprintf("lease given back %s ago, token %s", span(l.Over), l.Token)
+		return fmt.Sprintf("given back %s ago, token %s", span(l.Over), l.Token)
 	}
-	return "no lease"
+	return "none"
 }

@@ -92,9 +92,13 @@ func TestExclusions(t *testing.T) {
 		{"label absent is not empty", func(*fleet.Node) {}, fleet.Request{Labels: map[string]string{"a": ""}}, []fleet.Code{"missing_label"}},
 		{"41 of 40", func(n *fleet.Node) { n.Facts.Used = fleet.Resources{"slots": 41} }, fleet.Request{Resources: fleet.Resources{"slots": 1}}, []fleet.Code{"insufficient_slots"}},
 		{"41 of 40, nothing asked", func(n *fleet.Node) { n.Facts.Used = fleet.Resources{"slots": 41} }, fleet.Request{}, nil},
-		{"use counts", func(n *fleet.Node) { n.Facts.Used, n.Reserved = fleet.Resources{"slots": 39}, fleet.Resources{"slots": 2} },
+		{"use counts", func(n *fleet.Node) {
+			n.Facts.Used, n.Reserved = fleet.Resources{"slots": 39}, fleet.Resources{"slots": 2}
+		},
 			fleet.Request{Resources: fleet.Resources{"slots": 2}}, []fleet.Code{"insufficient_slots"}},
-		{"use and reservation are not added", func(n *fleet.Node) { n.Facts.Used, n.Reserved = fleet.Resources{"slots": 20}, fleet.Resources{"slots": 30} },
+		{"use and reservation are not added", func(n *fleet.Node) {
+			n.Facts.Used, n.Reserved = fleet.Resources{"slots": 20}, fleet.Resources{"slots": 30}
+		},
 			fleet.Request{Resources: fleet.Resources{"slots": 10}}, nil},
 	} {
 		n := with(good("n1"), tc.change)

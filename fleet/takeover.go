@@ -75,21 +75,25 @@ func JudgeTakeover(c TakeoverCase, r TakeoverRules, b Bucket, now time.Time) (De
 	case w.Owner != c.Owner.ID:
 		return hold(CodeNotOwner, time.Time{}, "its owner is %s, not %s", w.Owner, c.Owner.ID)
 	case !lease.over():
-		return hold(CodeLeaseHeld, now.Add(lease.Remaining), "its owner %s may still act (%s)", w.Owner, lease.text())
+		var until time.Time
+		if lease.Live() {
+			until = now.Add(lease.Remaining)
+		}
+		return hold(CodeLeaseHeld, until, "its owner %s may still act (lease %s)", w.Owner, lease.text())
 	case lease.State != LeaseNone && lease.Over < r.Wait:
 		return hold(CodeLeaseRecent, now.Add(r.Wait-lease.Over),
-			"the lease of its owner %s is over for %s: until %s the owner may win it back", w.Owner, span(lease.Over), span(r.Wait))
+			"the lease of its owner %s has been over for %s of the %s in which the owner may win it back", w.Owner, span(lease.Over), span(r.Wait))
 	}
 	ends := w.State == Stopping && !w.Moving && w.Filled().OnLoss == Stop
 	if !w.Movable && !ends {
-		return hold(CodeHostGone, time.Time{}, "its host %s is gone (%s): it is pinned and waits for its host", w.Owner, lease.text())
+		return hold(CodeHostGone, time.Time{}, "its host %s is gone (lease %s): it is pinned and waits for its host", w.Owner, lease.text())
 	}
 	if c.Observing || c.Owner.Liveness == Observing {
 		return hold(CodeObserving, time.Time{}, "the observer has not been well for a full timeout yet, so it takes nothing over")
 	}
 	for _, s := range c.Brakes {
 		if s.HoldsWork(c.Owner) {
-			return hold(CodeBrake, now.Add(s.LetsGo), "held by the brake: %s", s.Text)
+			return hold(CodeBrake, now.Add(s.LetsGo), "%s", s.Text)
 		}
 	}
 	if ends {

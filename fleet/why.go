@@ -128,10 +128,10 @@ func WhyWork(f WorkFacts, now time.Time) []string {
 	case f.Owner == nil:
 		add("next: its owner %s is not known here", w.Owner)
 	case !f.Owner.Lease.over():
-		add("owner %s: %s, %s", w.Owner, f.Owner.livenessText(now), f.Owner.Lease.text())
+		add("owner %s: %s, lease %s", w.Owner, f.Owner.livenessText(now), f.Owner.Lease.text())
 		f.nextOfOwner(add, now)
 	default:
-		add("owner %s: its host is gone (%s)", w.Owner, f.Owner.Lease.text())
+		add("owner %s: its host is gone (lease %s)", w.Owner, f.Owner.Lease.text())
 		if d := f.Takeover; d != nil {
 			f.takeover(add, *d, now)
 		}
@@ -151,12 +151,12 @@ func (w *Work) whereText(now time.Time) string {
 	if w.State != Placed && !w.Started.IsZero() {
 		at = w.Started
 	}
-	return fmt.Sprintf(" on %s, token %s, %s", w.Owner, w.Token, ago(at, now))
+	return fmt.Sprintf(" on %s, token %s, for %s", w.Owner, w.Token, span(now.Sub(at)))
 }
 
 func (f *WorkFacts) unplaced(add func(string, ...any)) {
 	if f.Fit > 0 {
-		add("next: it is to be placed, %s fit", plural(f.Fit, "node"))
+		add("next: it is placed on one of the nodes that fit: %d", f.Fit)
 		return
 	}
 	add("no node fits")
@@ -199,7 +199,7 @@ func (f *WorkFacts) takeover(add func(string, ...any), d Decision, now time.Time
 		add("held, %s: %s", d.Code, d.Text)
 		switch {
 		case d.Code == CodeHostGone:
-			add("next: its host comes back, or somebody stops it")
+			add("next: its host comes back")
 		case !d.Until.IsZero():
 			add("next: it is judged again in %s at the latest", span(d.Until.Sub(now)))
 		default:
