@@ -97,57 +97,46 @@ func (s *Server) Beat(ctx context.Context, b *api.Beat) (api.BeatReply, error) {
 
 	n.mu.Lock()
 	stands := n.standing(b.Incarnation, now)
-	if stands == newcomer {
-		n.become(b.Incarnation)
-		stands = present
-	}
 	if stands == present {
 		n.hear(at, lateness, now)
 		if n.liveness == fleet.Observing || n.liveness == fleet.Late {
 			n.judge(at)
 		}
 		if b.Seq <= n.seq {
-			stands, reply.Code = rival, fleet.CodeOldSequence
-			reply.Text = fmt.Sprintf("beat %d came after beat %d", b.Seq, n.seq)
+			reply.Code, reply.Text = fleet.CodeOldSequence, fmt.Sprintf("beat %d came after beat %d", b.Seq, n.seq)
 		} else {
 			n.seq = b.Seq
 		}
 	}
 	n.mu.Unlock()
-	switch {
-	case stands == replaced:
-		reply.Code, reply.Text = fleet.CodeReplaced, "a later incarnation of this node has taken over its name"
-	case stands == rival && reply.Code == "" && b.Renew != nil:
+	if stands == rival && b.Renew != nil {
 		// The lease decides which of two that use one name is the node.
 		if err := s.renew(ctx, b, n, &reply); err != nil {
 			return reply, err
 		}
 		if reply.Renewed.Code == "" {
-			n.mu.Lock()
-			n.become(b.Incarnation)
-			n.seq = b.Seq
-			n.hear(at, lateness, now)
-			n.mu.Unlock()
-			stands = present
+			stands = newcomer
 		}
 	}
-	if stands == rival && reply.Code == "" {
+	var err error
+	switch stands {
+	case replaced:
+		reply.Code, reply.Text = fleet.CodeReplaced, "a later incarnation of this node has taken over its name"
+	case rival:
 		n.mu.Lock()
 		n.duplicate, n.duplicateAt = b.Incarnation, now
-		reply.Text = fmt.Sprintf("incarnation %s uses this name now", n.incarnation)
+		reply.Code, reply.Text = fleet.CodeDuplicateNode, fmt.Sprintf("incarnation %s uses this name now", n.incarnation)
 		n.mu.Unlock()
-		reply.Code = fleet.CodeDuplicateNode
+	case newcomer:
+		err = s.join(ctx, b, n, at, lateness, &reply)
+	case present:
+		if reply.Code == "" {
+			err = s.facts(ctx, b, n, &reply)
+		}
 	}
 	s.counts.add("beat", string(reply.Code))
-	if stands != present {
-		return reply, nil
-	}
-
-	if err := s.facts(ctx, b, n, &reply); err != nil {
+	if err != nil || reply.Code != "" || reply.NeedFacts && stands == newcomer {
 		return reply, err
-	}
-	if reply.Code != "" {
-		return reply, nil
 	}
 	if b.Renew != nil && reply.Renewed == nil {
 		if err := s.renew(ctx, b, n, &reply); err != nil {
@@ -175,18 +164,44 @@ func (s *Server) Beat(ctx context.Context, b *api.Beat) (api.BeatReply, error) {
 	return reply, nil
 }
 
-// facts keeps what a node says of itself, and the durable part of it in the
-// registry if it changed.
+// join makes an incarnation the node's, if the registry agrees: it remembers
+// those that were replaced, which this replica may not have seen.
+func (s *Server) join(ctx context.Context, b *api.Beat, n *slot, at, lateness time.Duration, reply *api.BeatReply) error {
+	if b.Facts == nil {
+		reply.NeedFacts = true
+		return nil
+	}
+	v, err := s.reg.Join(ctx, registry.Report{Node: b.Node, Incarnation: b.Incarnation, Facts: durable(b.Facts)})
+	if err != nil {
+		return err
+	}
+	if v.Code != "" {
+		reply.Code, reply.Text = v.Code, v.Text
+		return nil
+	}
+	n.mu.Lock()
+	n.become(b.Incarnation)
+	n.seq, n.facts, n.version = max(n.seq, b.Seq), b.Facts, b.FactsVersion
+	n.hear(at, lateness, clock.Now().Boot)
+	n.judge(at)
+	n.mu.Unlock()
+	s.log.Info("node joined", "node", b.Node, "incarnation", b.Incarnation)
+	s.touch(ctx, b.Node)
+	return nil
+}
+
+// facts keeps what the present incarnation of a node says of itself, and the
+// durable part of it in the registry if that changed.
 func (s *Server) facts(ctx context.Context, b *api.Beat, n *slot, reply *api.BeatReply) error {
 	n.mu.Lock()
 	if b.Facts != nil {
 		n.facts, n.version = b.Facts, b.FactsVersion
 	}
-	facts, version := n.facts, n.version
-	known := n.row != nil && n.row.Incarnation == b.Incarnation && facts != nil && sameFacts(&n.row.Facts, facts)
+	facts := n.facts
+	reply.NeedFacts = facts == nil || n.version != b.FactsVersion
+	known := facts == nil || n.row != nil && n.row.Incarnation == b.Incarnation && sameFacts(&n.row.Facts, facts)
 	n.mu.Unlock()
-	reply.NeedFacts = facts == nil || version != b.FactsVersion
-	if facts == nil || known {
+	if known {
 		return nil
 	}
 	v, err := s.reg.Join(ctx, registry.Report{Node: b.Node, Incarnation: b.Incarnation, Facts: durable(facts)})
@@ -211,15 +226,20 @@ func (s *Server) renew(ctx context.Context, b *api.Beat, n *slot, reply *api.Bea
 	if err != nil {
 		return err
 	}
-	now := clock.Now().Boot
-	reply.Renewed = new(api.NewResult(result))
+	n.renewed(&result, reply)
 	s.counts.add("renewal", string(reply.Renewed.Code))
-	if result.Record.Name != "" {
-		n.mu.Lock()
-		n.see(fleetLease(&result.Record), now)
-		n.mu.Unlock()
-	}
 	return nil
+}
+
+// renewed notes what came of a renewal.
+func (s *slot) renewed(result *store.Result, reply *api.BeatReply) {
+	now := clock.Now().Boot
+	reply.Renewed = new(api.NewResult(*result))
+	if result.Record.Name != "" {
+		s.mu.Lock()
+		s.see(fleetLease(&result.Record), now)
+		s.mu.Unlock()
+	}
 }
 
 // fleetLease is a record as the lease of a node.

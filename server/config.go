@@ -45,7 +45,7 @@ type Config struct {
 	// wins its lease first and the takeover still begins within NodeTTL + Interval.
 	Takeover fleet.TakeoverRules
 	// Flap says when a node that lost its lease again and again gets no new work.
-	// Default 3 in 30 min, until 10 min have passed without.
+	// Default fleet.NodeFlapRule.
 	Flap fleet.FlapRule
 	// Retention is what the ledger keeps. Default 30 days and a million events;
 	// work that ended for 7 days.
@@ -67,7 +67,8 @@ func (c Config) withDefaults() (Config, error) {
 	c.Window = cmp.Or(c.Window, 20*time.Millisecond)
 	c.Refresh = cmp.Or(c.Refresh, min(time.Second, c.Interval/2))
 	c.Takeover.Wait = max(c.Interval-c.Reconcile, time.Millisecond)
-	c.Flap = cmp.Or(c.Flap, fleet.FlapRule{Times: 3, Window: 30 * time.Minute, Quiet: 10 * time.Minute})
+	c.Takeover = c.Takeover.Filled()
+	c.Flap = cmp.Or(c.Flap, fleet.NodeFlapRule())
 	c.Retention = cmp.Or(c.Retention, registry.Retention{Events: 30 * 24 * time.Hour, MaxEvents: 1_000_000, Ended: 7 * 24 * time.Hour, Removed: 24 * time.Hour})
 	c.Brake.Window = cmp.Or(c.Brake.Window, time.Duration(c.SuspectAfter)*c.Interval)
 	if c.Name == "" {
@@ -110,8 +111,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Window > c.Interval/4 {
 		bad("window %s is more than a quarter of the interval %s: renewals would be late by it", c.Window, c.Interval)
 	}
-	if err := c.Brake.Check(); err != nil {
-		bad("%v", err)
+	for _, check := range []func() error{c.Brake.Check, c.Takeover.Flap.Check, c.Flap.Check} {
+		if err := check(); err != nil {
+			bad("%v", err)
+		}
 	}
 	return c, errors.Join(errs...)
 }

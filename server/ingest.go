@@ -221,9 +221,10 @@ func (s *slot) judge(at time.Duration) bool {
 }
 
 // tick advances the listened axis if this replica could have heard every node,
-// and returns the nodes that are silent for so long here that the registry must
-// be asked whether another replica heard them.
-func (i *ingest) tick(listening bool) (silent []*slot) {
+// and returns the nodes of which the registry must be asked: those that are
+// silent here, whom another replica may have heard, and those without a lease,
+// which may have got one by another way than a beat.
+func (i *ingest) tick(listening bool) (ask []*slot) {
 	if listening {
 		o := *i.observer.Load()
 		now := clock.Now().Boot
@@ -241,15 +242,15 @@ func (i *ingest) tick(listening bool) (silent []*slot) {
 			}
 		}
 	}
-	at := i.at()
+	at, now := i.at(), clock.Now().Boot
 	for _, s := range i.all() {
 		s.mu.Lock()
-		if s.detector.State(at) != detect.Alive {
-			silent = append(silent, s)
+		if s.detector.State(at) != detect.Alive || !s.leased(now) {
+			ask = append(ask, s)
 		}
 		s.mu.Unlock()
 	}
-	return silent
+	return ask
 }
 
 // durable is the part of what a node says that is kept in the registry. What it

@@ -84,7 +84,7 @@ const candidates = 8
 func (s *Server) place(ctx context.Context, req fleet.Request, try func(registry.Placement) (registry.Verdict, error)) (registry.Verdict, error) {
 	nodes := s.Nodes()
 	for reading := 0; ; reading++ {
-		ranked, counts := fleet.Rank(nodes, req, time.Now(), s.conditions())
+		ranked, counts := fleet.Rank(nodes, req, s.conditions())
 		if len(ranked) == 0 && reading > 0 {
 			e := api.Refuse(fleet.CodeNoCapacity, "%s", noCapacity(len(nodes), counts))
 			e.Counts, e.RetryAfter = counts, 250*time.Millisecond

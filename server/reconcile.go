@@ -90,7 +90,7 @@ func (r *reconciler) step(ctx context.Context) error {
 	nodes, now := r.Nodes(), time.Now()
 	for _, f := range []func() error{
 		func() error { return r.judgeBrake(ctx, nodes, now) },
-		func() error { return r.tell(ctx, nodes, now) },
+		func() error { return r.tell(ctx, nodes) },
 		func() error { return r.takeovers(ctx, lapsed, nodes, now) },
 		func() error { return r.pending(ctx, nodes, now) },
 		func() error { return r.drains(ctx, nodes) },
@@ -136,7 +136,7 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 		if o.What == "confirm" {
 			how = fleet.LetConfirmed
 		}
-		if b, ok := r.brake.Release(o.Domain, how, fleet.Mark{Actor: o.Actor, Reason: o.Reason, At: o.At}); ok {
+		for _, b := range r.brake.Release(cmp.Or(o.Domain, fleet.DomainAll), how, fleet.Mark{Actor: o.Actor, Reason: o.Reason, At: now}) {
 			tell(b)
 		}
 	}
@@ -176,7 +176,7 @@ func (r *reconciler) append(ctx context.Context, events []fleet.Event) error {
 
 // tell writes changes of liveness, readiness and lease to the ledger. What stood
 // when this replica became active is taken for written.
-func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node, now time.Time) error {
+func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
 	var events []fleet.Event
 	for i := range nodes {
 		n := &nodes[i]
@@ -232,7 +232,7 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 		if err != nil {
 			return err
 		}
-		d, bucket := r.cfg.Takeover.Judge(fleet.TakeoverCase{Work: o.Work, Owner: owner, Recent: recent}, r.brake.States(), observing, r.bucket, now)
+		d, bucket := fleet.JudgeTakeover(fleet.TakeoverCase{Work: o.Work, Owner: owner, Recent: recent, Brakes: r.brake.States(), Observing: observing}, r.cfg.Takeover, r.bucket, now)
 		r.bucket = bucket
 		t := registry.Takeover{
 			Placement: registry.Placement{Work: o.Work.ID, Token: o.Work.Token, Actor: r.cfg.Name, Fence: r.fence},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurehq/tenure"
+	"github.com/tenurehq/tenure/detect"
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/internal/clock"
 	"github.com/tenurehq/tenure/server/registry"
@@ -205,13 +206,13 @@ func (s *Server) watchLoop(ctx context.Context) {
 	every(ctx, tick, nil, func(ctx context.Context) {
 		last := time.Duration(s.refreshed.Load())
 		listening := s.loaded.Load() && clock.Now().Boot-last < 2*s.cfg.Refresh+tick
-		silent := s.in.tick(listening)
-		asked := len(silent) == 0 || s.merge(ctx, silent)
+		ask := s.in.tick(listening)
+		asked := len(ask) == 0 || s.merge(ctx, ask)
 		at := s.in.at()
 		for _, n := range s.in.all() {
 			n.mu.Lock()
 			was := n.liveness
-			if (asked || n.detector.Last() == at) && n.judge(at) {
+			if (asked || n.detector.State(at) == detect.Alive) && n.judge(at) {
 				s.log.Info("liveness", "node", n.id, "was", was, "is", n.liveness)
 			}
 			n.mu.Unlock()
@@ -219,11 +220,11 @@ func (s *Server) watchLoop(ctx context.Context) {
 	})
 }
 
-// merge takes in what other replicas heard of nodes that are silent here. It
-// reports whether that is known.
-func (s *Server) merge(ctx context.Context, silent []*slot) bool {
-	ids := make([]string, len(silent))
-	for i, n := range silent {
+// merge takes in what the registry knows of nodes: when any replica heard them,
+// and their leases. It reports whether it could.
+func (s *Server) merge(ctx context.Context, slots []*slot) bool {
+	ids := make([]string, len(slots))
+	for i, n := range slots {
 		ids[i] = n.id
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*s.cfg.tick())
