@@ -20,10 +20,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tenurehq/tenure/cmd/tenure/guardian"
+	"github.com/tenurehq/tenure/cmd/tenure/minder"
 )
 
 func main() {
 	guardian.Main() // does not return if this process is a guardian
+	minder.Main()   // nor if it is a minder
 	os.Exit(execute(context.Background(), os.Args[1:], console{
 		in: os.Stdin, out: os.Stdout, err: os.Stderr,
 		interactive: isatty.IsTerminal(os.Stdin.Fd()) && isatty.IsTerminal(os.Stderr.Fd()),
