@@ -240,3 +240,7 @@ func shorten(s string) string {
 	}
 	return s[:cut] + "…"
 }
+
+// Decode reads one JSON object into what v points to, with the rules and the
+// refusals of an operation's body.
+func Decode(body []byte, v any) error { return unmarshal(body, reflect.ValueOf(v).Elem()) }
