@@ -1,0 +1,228 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tenurehq/tenure/fence"
+	"github.com/tenurehq/tenure/fleet"
+)
+
+const (
+	eventColumns = "seq, at_us, kind, node, work, token, code, actor, text, fields"
+	takenColumns = "seq, work, actor, from_node, from_token, to_node, to_token, lease_token, lease_state, progress, silence_us, suspect_us, lapse_us, recorded_us, started_us, redirected_us"
+)
+
+// append adds an event, and sets its Seq and At.
+func (t *tx) append(e *fleet.Event) error {
+	fields := ""
+	if e.Fields != nil {
+		var err error
+		if fields, err = encode("fields", e.Fields); err != nil {
+			return err
+		}
+	}
+	e.At = instant(t.wall)
+	return t.row("INSERT INTO {s}fleet_event (at_us, kind, node, work, token, code, actor, text, fields) VALUES ({now}, $1, $2, $3, $4, $5, $6, $7, $8) RETURNING seq",
+		string(e.Kind), e.Node, e.Work, int64(e.Token), string(e.Code), e.Actor, e.Text, fields).Scan(&e.Seq)
+}
+
+// Append adds events to the ledger and returns the last of them in the verdict;
+// their Seq and At are set by it.
+func (r *Registry) Append(ctx context.Context, f Fence, events ...fleet.Event) (Verdict, error) {
+	if len(events) == 0 {
+		return Verdict{}, nil
+	}
+	return r.decide(ctx, "append to the ledger", f, "", func(t *tx) (Verdict, error) {
+		var v Verdict
+		for _, e := range events {
+			if err := t.append(&e); err != nil {
+				return Verdict{}, err
+			}
+			v.Event = e
+		}
+		return v, nil
+	})
+}
+
+// where collects conditions and their parameters.
+type where struct {
+	conditions []string
+	args       []any
+}
+
+func (w *where) add(condition string, arg any) {
+	w.args = append(w.args, arg)
+	w.conditions = append(w.conditions, strings.ReplaceAll(condition, "?", fmt.Sprintf("$%d", len(w.args))))
+}
+
+// page returns a query in order of seq, or for the last rows backwards.
+func (w *where) page(columns, table string, n int, last bool) string {
+	order := " ORDER BY seq"
+	if last {
+		order += " DESC"
+	}
+	w.args = append(w.args, limit(n))
+	return "SELECT " + columns + " FROM {s}" + table + " WHERE " + strings.Join(w.conditions, " AND ") + order + fmt.Sprintf(" LIMIT $%d", len(w.args))
+}
+
+// Events returns entries of the ledger in order of Seq. An event that was
+// returned has no earlier one that is still to come: on Postgres every writer
+// holds an advisory lock shared from before it draws a Seq until it has
+// committed, and this waits until nobody does.
+func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, error) {
+	var w where
+	w.add("seq > ?", f.After)
+	if f.Node != "" {
+		w.add("node <> '' AND node = ?", f.Node)
+	}
+	if f.Work != "" {
+		w.add("work <> '' AND work = ?", f.Work)
+	}
+	if f.Kind != "" {
+		w.add("kind = ?", string(f.Kind))
+	}
+	var events []fleet.Event
+	err := r.read(ctx, "read events", readingLedger, func(t *tx) error {
+		return t.each(func(row scanner) error {
+			var e fleet.Event
+			var at, token int64
+			var fields string
+			if err := row.Scan(&e.Seq, &at, (*string)(&e.Kind), &e.Node, &e.Work, &token, (*string)(&e.Code), &e.Actor, &e.Text, &fields); err != nil {
+				return err
+			}
+			e.At, e.Token = instant(at), fence.Token(token)
+			events = append(events, e)
+			if fields == "" {
+				return nil
+			}
+			last := &events[len(events)-1]
+			if e.Kind == fleet.EventTakeover {
+				last.Fields = &fleet.Evidence{}
+				return json.Unmarshal([]byte(fields), last.Fields)
+			}
+			return json.Unmarshal([]byte(fields), &last.Fields)
+		}, w.page(eventColumns, "fleet_event", f.Limit, f.Last), w.args...)
+	})
+	if f.Last {
+		slices.Reverse(events)
+	}
+	return events, err
+}
+
+// Taken is one takeover of the ledger. Evidence.To is "" while nobody has the
+// item.
+type Taken struct {
+	Seq   int64
+	Work  string
+	Actor string
+	fleet.Evidence
+}
+
+// TakeoverFilter chooses takeovers.
+type TakeoverFilter struct {
+	After int64  // Seq
+	Work  string // "" for all
+	Node  string // that lost or got it; "" for all
+	Limit int    // 0: 1,000
+	Last  bool   // the newest Limit, still in order of Seq
+}
+
+// Takeovers returns takeovers in order of Seq.
+func (r *Registry) Takeovers(ctx context.Context, f TakeoverFilter) ([]Taken, error) {
+	var w where
+	w.add("seq > ?", f.After)
+	if f.Work != "" {
+		w.add("work = ?", f.Work)
+	}
+	if f.Node != "" {
+		w.add("(from_node = ? OR to_node = ?)", f.Node)
+	}
+	var all []Taken
+	err := r.read(ctx, "read takeovers", readingLedger, func(t *tx) error {
+		return t.each(func(row scanner) error {
+			var k Taken
+			var from, to, lease, silence, suspect, lapse, recorded, started, redirected int64
+			if err := row.Scan(&k.Seq, &k.Work, &k.Actor, &k.From, &from, &k.To, &to, &lease, (*string)(&k.LeaseState), &k.Progress, &silence, &suspect, &lapse, &recorded, &started, &redirected); err != nil {
+				return err
+			}
+			k.FromToken, k.ToToken, k.LeaseToken = fence.Token(from), fence.Token(to), fence.Token(lease)
+			k.Silence, k.Suspect, k.Lapse, k.Recorded, k.Started, k.Redirected = instant(silence), instant(suspect), instant(lapse), instant(recorded), instant(started), instant(redirected)
+			all = append(all, k)
+			return nil
+		}, w.page(takenColumns, "fleet_takeover", f.Limit, f.Last), w.args...)
+	})
+	if f.Last {
+		slices.Reverse(all)
+	}
+	return all, err
+}
+
+// MarkRedirected records when a lookup first answered the new owner of a
+// takeover. Later calls change nothing.
+func (r *Registry) MarkRedirected(ctx context.Context, work string, token fence.Token) error {
+	return r.transact(ctx, "mark a takeover", writing, func(t *tx) (bool, error) {
+		_, err := t.exec("UPDATE {s}fleet_takeover SET redirected_us = {now} WHERE work = $1 AND to_token = $2 AND redirected_us = 0", work, int64(token))
+		return true, err
+	})
+}
+
+// Retention says what Prune keeps. A zero age or number keeps all.
+type Retention struct {
+	Events    time.Duration // age of events and takeovers
+	MaxEvents int64
+	Ended     time.Duration // age of the end of work
+	Removed   time.Duration // age of the removal of nodes
+}
+
+// pruneMost is how many rows of a kind one Prune deletes.
+const pruneMost = 10_000
+
+// Prune deletes what a retention does not keep, at most 10,000 rows of each kind,
+// and returns how many rows it deleted; call it again while that is much. The
+// tokens of items that come later begin above those of the deleted ones.
+func (r *Registry) Prune(ctx context.Context, keep Retention) (int64, error) {
+	var deleted int64
+	err := r.transact(ctx, "prune", writing, func(t *tx) (bool, error) {
+		prune := func(table, key, condition string, arg int64) error {
+			n, err := t.exec("DELETE FROM {s}"+table+" WHERE "+key+" IN (SELECT "+key+" FROM {s}"+table+" WHERE "+condition+fmt.Sprintf(" ORDER BY %s LIMIT %d)", key, pruneMost), arg)
+			deleted += n
+			return err
+		}
+		before := func(age time.Duration) int64 { return t.wall - age.Microseconds() }
+		if keep.Ended > 0 {
+			// The floor is raised first, so that nobody begins below it meanwhile.
+			const ended = "state IN ('succeeded', 'failed', 'stopped') AND ended_us < $1"
+			if _, err := t.exec("UPDATE {s}fleet_floor SET token = {greatest}(token, (SELECT coalesce(max(token), 0) FROM {s}fleet_work WHERE "+ended+"))", before(keep.Ended)); err != nil {
+				return false, err
+			}
+			if err := prune("fleet_work", "id", ended, before(keep.Ended)); err != nil {
+				return false, err
+			}
+		}
+		if keep.Removed > 0 {
+			if err := prune("fleet_node", "id", "removed_us > 0 AND removed_us < $1", before(keep.Removed)); err != nil {
+				return false, err
+			}
+		}
+		if keep.Events > 0 {
+			if err := prune("fleet_event", "seq", "at_us < $1", before(keep.Events)); err != nil {
+				return false, err
+			}
+			if err := prune("fleet_takeover", "seq", "recorded_us < $1", before(keep.Events)); err != nil {
+				return false, err
+			}
+		}
+		if keep.MaxEvents > 0 {
+			if err := prune("fleet_event", "seq", "seq <= (SELECT max(seq) FROM {s}fleet_event) - $1", keep.MaxEvents); err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+	return deleted, err
+}
