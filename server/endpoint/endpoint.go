@@ -50,7 +50,7 @@ func Register[I, O any](a huma.API, op huma.Operation, handle func(context.Conte
 	in, out := describe[I](a, &op), reflect.TypeFor[O]()
 	body, hasBody := out.FieldByName("Body")
 	if hasBody {
-		respond(a, &op, http.StatusOK, "application/json", a.OpenAPI().Components.Schemas.Schema(body.Type, true, body.Type.Name()))
+		respond(&op, http.StatusOK, "application/json", a.OpenAPI().Components.Schemas.Schema(body.Type, true, body.Type.Name()))
 	}
 	add(a, &op, log, func(w http.ResponseWriter, r *http.Request) error {
 		input := new(I)
@@ -104,7 +104,7 @@ func add(a huma.API, op *huma.Operation, log *slog.Logger, serve func(http.Respo
 	a.Adapter().Handle(op, a.Middlewares().Handler(op.Middlewares.Handler(handler)))
 }
 
-func respond(a huma.API, op *huma.Operation, status int, mediaType string, schema *huma.Schema) {
+func respond(op *huma.Operation, status int, mediaType string, schema *huma.Schema) {
 	if op.Responses == nil {
 		op.Responses = map[string]*huma.Response{}
 	}

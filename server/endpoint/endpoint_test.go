@@ -134,7 +134,7 @@ func TestSlowBody(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	var p api.Problem
-	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != 400 || p.Field != "body" {
+	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != http.StatusBadRequest || p.Field != "body" {
 		t.Errorf("got %d %+v and error %v, want 400 about the body", resp.StatusCode, p, err)
 	}
 }
@@ -161,7 +161,7 @@ func TestStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	if resp.StatusCode != 400 {
+	if resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("a stream that cannot open: got %d, want 400", resp.StatusCode)
 	}
 	if resp, err = http.Get(srv.URL + "/v1/stream"); err != nil {

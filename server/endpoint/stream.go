@@ -32,7 +32,7 @@ type Event[E any] struct {
 // going ends the context.
 func Stream[I, E any](a huma.API, op huma.Operation, open func(context.Context, *I) (<-chan Event[E], error), log *slog.Logger) {
 	in := describe[I](a, &op)
-	respond(a, &op, http.StatusOK, "text/event-stream", a.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[E](), true, ""))
+	respond(&op, http.StatusOK, "text/event-stream", a.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[E](), true, ""))
 	add(a, &op, log, func(w http.ResponseWriter, r *http.Request) error {
 		input := new(I)
 		if err := in.decode(w, r, reflect.ValueOf(input).Elem()); err != nil {

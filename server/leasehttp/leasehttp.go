@@ -77,7 +77,7 @@ func Handler(st store.Store, log *slog.Logger) http.Handler {
 // of is a typed body in an answer.
 type of[T any] struct{ Body T }
 
-func answer[T any](v T) (*of[T], error) { return &of[T]{v}, nil }
+func answer[T any](v T) *of[T] { return &of[T]{v} }
 
 func unsupported(what string) error {
 	return api.Refuse(store.CodeUnsupported, "this server's store %s", what)
@@ -88,7 +88,7 @@ func (h handlers) acquire(ctx context.Context, in *of[api.AcquireRequest]) (*of[
 	if err != nil {
 		return nil, err
 	}
-	return answer(api.NewRecord(rec))
+	return answer(api.NewRecord(rec)), nil
 }
 
 func (h handlers) renew(ctx context.Context, in *of[api.RenewRequest]) (*of[api.Results], error) {
@@ -115,7 +115,7 @@ func results(all []store.Result, err error) (*of[api.Results], error) {
 	for i := range all {
 		out[i] = api.NewResult(all[i])
 	}
-	return answer(api.Results{Results: out})
+	return answer(api.Results{Results: out}), nil
 }
 
 func (h handlers) done(ctx context.Context, in *of[api.DoneRequest]) (*of[api.SlotRef], error) {
@@ -128,7 +128,7 @@ func (h handlers) done(ctx context.Context, in *of[api.DoneRequest]) (*of[api.Sl
 	if err := slotter.Done(ctx, grant, b.Slot); err != nil {
 		return nil, err
 	}
-	return answer(api.SlotRef{Name: b.Name, Slot: b.Slot})
+	return answer(api.SlotRef{Name: b.Name, Slot: b.Slot}), nil
 }
 
 func (h handlers) revoke(ctx context.Context, in *of[api.RevokeRequest]) (*of[api.TermRef], error) {
@@ -137,7 +137,7 @@ func (h handlers) revoke(ctx context.Context, in *of[api.RevokeRequest]) (*of[ap
 	if err := h.st.Revoke(ctx, b.Name, b.Token, rev); err != nil {
 		return nil, err
 	}
-	return answer(api.TermRef{Name: b.Name, Token: b.Token})
+	return answer(api.TermRef{Name: b.Name, Token: b.Token}), nil
 }
 
 func (h handlers) floor(ctx context.Context, in *of[api.FloorRequest]) (*of[api.FloorRequest], error) {
@@ -147,7 +147,7 @@ func (h handlers) floor(ctx context.Context, in *of[api.FloorRequest]) (*of[api.
 	if err := h.st.RaiseFloor(ctx, in.Body.Name, in.Body.Floor); err != nil {
 		return nil, err
 	}
-	return answer(in.Body)
+	return answer(in.Body), nil
 }
 
 func (h handlers) clean(ctx context.Context, in *of[api.CleanRequest]) (*of[api.Cleaned], error) {
@@ -159,5 +159,5 @@ func (h handlers) clean(ctx context.Context, in *of[api.CleanRequest]) (*of[api.
 	if err != nil {
 		return nil, err
 	}
-	return answer(api.Cleaned{Removed: n})
+	return answer(api.Cleaned{Removed: n}), nil
 }

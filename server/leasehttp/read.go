@@ -18,7 +18,7 @@ func (h handlers) get(ctx context.Context, in *nameInput) (*of[api.Record], erro
 	if err != nil {
 		return nil, err
 	}
-	return answer(api.NewRecord(rec))
+	return answer(api.NewRecord(rec)), nil
 }
 
 type listInput struct {
@@ -46,7 +46,7 @@ func (h handlers) list(ctx context.Context, in *listInput) (*of[api.Leases], err
 		}
 		page.Leases = append(page.Leases, api.NewRecord(rec))
 	}
-	return answer(page)
+	return answer(page), nil
 }
 
 func (h handlers) history(ctx context.Context, in *nameInput) (*of[api.History], error) {
@@ -61,7 +61,7 @@ func (h handlers) history(ctx context.Context, in *nameInput) (*of[api.History],
 		}
 		terms = append(terms, api.NewTerm(term))
 	}
-	return answer(api.History{Name: in.Name, Terms: terms})
+	return answer(api.History{Name: in.Name, Terms: terms}), nil
 }
 
 type slotInput struct {
@@ -78,7 +78,7 @@ func (h handlers) slot(ctx context.Context, in *slotInput) (*of[api.Slot], error
 	if err != nil {
 		return nil, err
 	}
-	return answer(api.NewSlot(slot))
+	return answer(api.NewSlot(slot)), nil
 }
 
 func (h handlers) features(context.Context, *struct{}) (*of[api.Features], error) {
@@ -86,7 +86,7 @@ func (h handlers) features(context.Context, *struct{}) (*of[api.Features], error
 	if _, ok := h.st.(store.Watcher); !ok {
 		f.Watch = false
 	}
-	return answer(f)
+	return answer(f), nil
 }
 
 func (h handlers) doctor(ctx context.Context, _ *struct{}) (*of[api.Findings], error) {
@@ -102,7 +102,7 @@ func (h handlers) doctor(ctx context.Context, _ *struct{}) (*of[api.Findings], e
 	for i, f := range findings {
 		out[i] = api.Finding{Code: f.Code, Severity: f.Severity, Text: f.Text, Fix: f.Fix}
 	}
-	return answer(api.Findings{Findings: out})
+	return answer(api.Findings{Findings: out}), nil
 }
 
 func (h handlers) watch(ctx context.Context, in *nameInput) (<-chan endpoint.Event[api.LeaseEvent], error) {

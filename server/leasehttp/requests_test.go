@@ -183,7 +183,7 @@ func TestStrict(t *testing.T) {
 	for _, body := range []string{`{"floor":"5"}`, `{"floor":"5","all":false}`, `{"floor":"5","all":true,"name":"job"}`, `{"floor":5,"all":true}`, `{"floor":"05","all":true}`} {
 		refused(t, "POST", base+"/v1/leases/floor", body)
 	}
-	for _, query := range []string{"?name=a&nmae=b", "?name=a&name=b", "?name=a;b", "?name=%zz", ""} {
+	for _, query := range []string{"?name=a&nom=b", "?name=a&name=b", "?name=a;b", "?name=%zz", ""} {
 		refused(t, "GET", base+"/v1/leases/get"+query, "")
 	}
 	unwritten(t, st, 0)
