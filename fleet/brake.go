@@ -290,8 +290,8 @@ func (b *Brake) count(nodes []Node, now time.Time) (tallies map[brakeKey]*tally,
 	names := map[string]string{} // value of the label to domain, to make each name once
 	for i := range nodes {
 		n := &nodes[i]
-		if n.Liveness == Suspect && n.Lease.State == LeaseReleased {
-			continue // it said goodbye
+		if n.Liveness == Suspect && (n.Lease.State == LeaseReleased || n.Intent.State() == Drained) {
+			continue // it said goodbye, or was emptied so that it could go
 		}
 		heard = heard || n.Liveness == Alive || n.Liveness == Late
 		domains = domains[:1]
@@ -374,7 +374,8 @@ func (b *Brake) Release(domain string, how Let, by Mark) []BrakeState {
 }
 
 // Known returns how many nodes each domain has: the distinct ones that were heard
-// within BrakeConfig.Known when Step was last called, and have not said goodbye.
+// within BrakeConfig.Known when Step was last called, without those that fell silent
+// after they gave their lease back or were drained.
 func (b *Brake) Known() map[string]int { return maps.Clone(b.known) }
 
 // States returns what is engaged, and what was let go while nodes of it are still

@@ -254,15 +254,21 @@ func TestBrakeScaleIn(t *testing.T) {
 	w.run(time.Minute)
 	w.want("33 of 60", "all", "zone=b")
 
-	// All but one say goodbye, within one window.
-	w = newWorld(t, fleet.BrakeConfig{}).join(100, "")
-	w.run(time.Minute)
-	for i := range 99 {
-		w.nodes[i].Lease = fleet.Lease{State: fleet.LeaseReleased, Token: 7}
+	// All but one go within one window: with goodbye, or after they were drained.
+	for what, leave := range map[string]func(*fleet.Node){
+		"goodbye": func(n *fleet.Node) { n.Lease = fleet.Lease{State: fleet.LeaseReleased, Token: 7} },
+		"drained": func(n *fleet.Node) { n.Intent.Drain = &fleet.Drain{Done: t0} },
+	} {
+		w = newWorld(t, fleet.BrakeConfig{}).join(100, "")
+		w.run(time.Minute)
+		for i := range 99 {
+			leave(&w.nodes[i])
+		}
+		w.hush(0, 99)
+		w.run(time.Minute)
+		w.want(what)
+		equal(t, what, w.brake.Known(), map[string]int{"all": 1})
 	}
-	w.hush(0, 99)
-	w.run(time.Minute)
-	w.want("99 of 100 said goodbye")
 }
 
 // 300 of 300 report one failed dependency: they stay eligible until they recover,
@@ -423,6 +429,25 @@ func TestBrakeReleaseInTheMiddle(t *testing.T) {
 	changed := w.run(time.Minute)
 	if len(changed) == 0 || changed[len(changed)-1].Of != 40 || changed[len(changed)-1].Down != 40 {
 		t.Errorf("the other 40: got %+v, want 40 of 40", changed)
+	}
+}
+
+// What an operator confirmed is not doubted by an event that follows at once.
+func TestBrakeConfirmedIsNotDoubted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, fleet.BrakeConfig{}).join(100, "")
+	w.run(time.Minute)
+	w.notReady(0, 60, "db")
+	w.run(tick)
+	w.want("60 of 100", "all")
+	w.brake.Release(fleet.DomainAll, fleet.LetConfirmed, fleet.Mark{Actor: "anna", Reason: "x", At: w.now})
+	w.run(tick)
+	w.notReady(60, 100, "db")
+	w.run(tick)
+	w.want("the other 40", "all")
+	s := w.brake.States()[0]
+	if s.Covers(w.nodes[0]) || !s.Covers(w.nodes[99]) || s.Of != 40 {
+		t.Errorf("got %+v, which doubts the first %v and the last %v, want the last 40 only", s, s.Covers(w.nodes[0]), s.Covers(w.nodes[99]))
 	}
 }
 
