@@ -353,29 +353,39 @@ func TestSubmitLostReply(t *testing.T) {
 	}
 }
 
-// TestBeatsDoNotQueue: a beat goes out while every other request hangs.
+// TestBeatsDoNotQueue: beats go out on a connection that nothing else uses,
+// while every other request hangs.
 func TestBeatsDoNotQueue(t *testing.T) {
 	t.Parallel()
+	var mu sync.Mutex
+	connections := map[string]bool{} // of beats
+	hanging := make(chan struct{}, 1)
 	srv := newReplica(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/beat" {
-			reply(w, 200, api.BeatReply{Node: "n1"})
+		if r.URL.Path != "/v1/beat" {
+			hanging <- struct{}{}
+			never(w, r)
 			return
 		}
-		never(w, r)
+		mu.Lock()
+		defer mu.Unlock()
+		connections[r.RemoteAddr] = true
+		reply(w, 200, api.BeatReply{Node: "n1"})
 	})
 	c := client(t, api.Config{AttemptTimeout: patient}, srv.URL)
 	ctx, cancel := context.WithCancel(t.Context())
-	var hanging sync.WaitGroup
-	for range 64 {
-		hanging.Go(func() { _, _ = c.Nodes(ctx) })
-	}
+	var asking sync.WaitGroup
 	for range 20 {
 		if _, err := c.Beat(t.Context(), &api.Beat{Node: "n1"}); err != nil {
 			t.Errorf("got error %v", err)
 		}
+		asking.Go(func() { _, _ = c.Nodes(ctx) })
+		<-hanging
+	}
+	if len(connections) != 1 {
+		t.Errorf("beats took %d connections, want one of their own", len(connections))
 	}
 	cancel()
-	hanging.Wait()
+	asking.Wait()
 }
 
 // TestConfig: what cannot work, or would show a token, is refused at once.
@@ -414,6 +424,7 @@ func TestTLS(t *testing.T) {
 		nodeReply(w, r)
 	}))
 	srv.Config.ErrorLog = log.New(io.Discard, "", 0) // the handshake that fails on purpose
+	srv.EnableHTTP2 = true
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
 	url := strings.Replace(srv.URL, "https://", "tenures://", 1)
