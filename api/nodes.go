@@ -102,6 +102,8 @@ type ResumeRequest struct {
 // NodeWhy answers GET why/nodes/{id}.
 type NodeWhy struct {
 	Node Node `json:"node"`
+	// Text says all of it in lines, for people.
+	Text []string `json:"text"`
 	// Detector explains the liveness in figures.
 	Detector string `json:"detector"`
 	// Blockers is the work that a drain waits for.

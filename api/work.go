@@ -93,6 +93,8 @@ type ProgressRequest struct {
 type WorkWhy struct {
 	Work  Work  `json:"work"`
 	Owner Owner `json:"owner"`
+	// Text says all of it in lines, for people.
+	Text []string `json:"text"`
 	// Lease is that of the owner.
 	Lease *NodeLease `json:"lease,omitempty"`
 	// Next says what has to happen for it to go on.

@@ -2,24 +2,28 @@ package server
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 
+	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/server/leasehttp"
 )
 
-// Role says what a credential may do. Each role may do what those before it in
-// this list may, but an agent, which may speak for its own node only.
+// Role says what a credential may do.
 type Role string
 
 // The roles.
 const (
 	Viewer   Role = "viewer"   // read
-	Agent    Role = "agent"    // beat and report for one node, hold leases
+	Agent    Role = "agent"    // read, and speak for one node: its beats, orders, work and lease
 	Operator Role = "operator" // everything
 )
 
@@ -80,28 +84,87 @@ func ReadTokens(r io.Reader) (Tokens, error) {
 	return tokens, nil
 }
 
-type identityKey struct{}
-
-// identify returns a handler that lets in who has a credential. Without tokens
-// everybody is an operator: that is for a loopback listener alone.
-func identify(tokens Tokens, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		id := Identity{Role: Operator}
-		if tokens != nil && r.URL.Path != "/livez" && r.URL.Path != "/readyz" {
-			scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-			known, ok := tokens[sha256.Sum256([]byte(token))]
-			if !ok || !strings.EqualFold(scheme, "bearer") {
-				w.Header().Set("WWW-Authenticate", `Bearer realm="tenure"`)
-				writeProblem(w, http.StatusUnauthorized, "unauthenticated", "no valid bearer token; set TENURE_SERVER_TOKEN")
-				return
-			}
-			id = known
+// of returns who sent a request. Without tokens everybody is an operator, as long
+// as the request is for a name of this host: a page from elsewhere that has its own
+// name resolve to loopback is not let in.
+func (t Tokens) of(r *http.Request) (Identity, error) {
+	if t == nil {
+		if host := hostOf(r.Host); !loopback(host) {
+			return Identity{}, api.Refuse(api.CodeForbidden, "without credentials this server answers to names of this host only, such as localhost, and not to %q", clip(host))
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), identityKey{}, id)))
-	})
+		return Identity{Role: Operator}, nil
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	id, ok := t[sha256.Sum256([]byte(token))]
+	if !ok || !strings.EqualFold(scheme, "bearer") {
+		return Identity{}, api.Refuse(api.CodeUnauthorized, "no valid bearer token: send one of the server's token file in the header Authorization")
+	}
+	return id, nil
 }
 
+func hostOf(hostport string) string {
+	if host, _, err := net.SplitHostPort(hostport); err == nil {
+		return host
+	}
+	return strings.Trim(hostport, "[]")
+}
+
+func loopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && ip.Unmap().IsLoopback()
+}
+
+func clip(s string) string {
+	const most = 64
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+type identityKey struct{}
+
+func withIdentity(ctx context.Context, id Identity) context.Context {
+	return context.WithValue(ctx, identityKey{}, id)
+}
+
+// identity is who sent the request of ctx. Nobody has no role.
 func identity(ctx context.Context) Identity {
 	id, _ := ctx.Value(identityKey{}).(Identity)
 	return id
+}
+
+// report is the access of what an agent says or asks of its own node, beside those
+// of package leasehttp. The handler calls speaksFor.
+const report = "report"
+
+// allows returns why a role may not do what has an access; nil if it may. What an
+// agent may is bound to its node by the handlers.
+func (id Identity) allows(access any) error {
+	switch access {
+	case leasehttp.Read:
+		if id.Role != "" {
+			return nil
+		}
+	case leasehttp.Hold, report:
+		if id.Role == Operator || id.Role == Agent {
+			return nil
+		}
+	case leasehttp.Operate:
+		if id.Role == Operator {
+			return nil
+		}
+	}
+	return api.Refuse(api.CodeForbidden, "the role %s may not do this", cmp.Or(id.Role, "of nobody"))
+}
+
+// speaksFor returns why a request may not speak for a node; nil if it may.
+func (id Identity) speaksFor(node string) error {
+	if id.Role == Operator || id.Role == Agent && id.Node == node {
+		return nil
+	}
+	if id.Role == Agent {
+		return api.Refuse(api.CodeForbidden, "this token is bound to node %q, and does not speak for %q", id.Node, clip(node))
+	}
+	return api.Refuse(api.CodeForbidden, "the role %s does not speak for a node", cmp.Or(id.Role, "of nobody"))
 }

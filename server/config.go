@@ -52,6 +52,8 @@ type Config struct {
 	Retention registry.Retention
 	// Brake is when the observer doubts itself.
 	Brake fleet.BrakeConfig
+	// Probes are for nodes that cannot call out.
+	Probes []Probe
 
 	// Logger gets one line for each change of state. Nil discards.
 	Logger *slog.Logger
@@ -116,6 +118,18 @@ func (c Config) withDefaults() (Config, error) {
 			bad("%v", err)
 		}
 	}
+	probes, named := make([]Probe, len(c.Probes)), map[string]bool{}
+	for i, p := range c.Probes {
+		var err error
+		if probes[i], err = p.withDefaults(c.Interval); err != nil {
+			bad("%v", err)
+		}
+		if named[p.Node] {
+			bad("node %q has two probes", p.Node)
+		}
+		named[p.Node] = true
+	}
+	c.Probes = probes
 	return c, errors.Join(errs...)
 }
 

@@ -14,13 +14,15 @@ type counts struct {
 	n  map[Count]uint64
 }
 
-func (c *counts) add(what, code string) {
+func (c *counts) add(what, code string) { c.addN(what, code, 1) }
+
+func (c *counts) addN(what, code string, n uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n == nil {
 		c.n = map[Count]uint64{}
 	}
-	c.n[Count{what, code}]++
+	c.n[Count{what, code}] += n
 }
 
 // Counts returns how often each answer was given since the start.

@@ -19,6 +19,7 @@ import (
 type ingest struct {
 	fresh    detect.Fixed // the first state of a slot's detector
 	observer atomic.Pointer[detect.Observer]
+	gaps     atomic.Uint64 // in which this replica could not have heard a node
 
 	mu    sync.RWMutex
 	byID  map[string]*slot
@@ -230,6 +231,9 @@ func (i *ingest) tick(listening bool) (ask []*slot) {
 		now := clock.Now().Boot
 		gap := o.Tick(now)
 		i.observer.Store(&o)
+		if gap.Missed > 0 {
+			i.gaps.Add(1)
+		}
 		if gap.Restart {
 			at := o.At(now)
 			for _, s := range i.all() {

@@ -42,6 +42,7 @@ func (s *Server) reconcileLoop(keeper *tenure.Keeper) func(context.Context) {
 			err := tenure.Do(ctx, keeper, ReconcilerLease, func(ctx context.Context, t *tenure.Term) error {
 				s.active.Store(true)
 				defer s.active.Store(false)
+				defer s.heldBack.Store(&map[fleet.Code]int{})
 				brake, err := fleet.NewBrake(s.cfg.Brake)
 				if err != nil {
 					return err
@@ -52,7 +53,7 @@ func (s *Server) reconcileLoop(keeper *tenure.Keeper) func(context.Context) {
 					withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
 				}
 				s.log.Info("reconciling", "token", t.Token())
-				every(ctx, s.cfg.Reconcile, nil, func(ctx context.Context) {
+				every(ctx, s.cfg.Reconcile, s.hurry, func(ctx context.Context) {
 					if _, may := t.MayAct(); may && s.loaded.Load() {
 						if err := r.step(ctx); err != nil && ctx.Err() == nil {
 							s.log.Warn("reconcile", "err", err)
@@ -259,15 +260,20 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 		}
 	}
 	r.withheld = held
+	byCode := map[fleet.Code]int{}
+	for _, code := range held {
+		byCode[code]++
+	}
+	r.heldBack.Store(&byCode)
 	return r.append(ctx, events)
 }
 
 // recent returns when an item was taken over lately.
-func (r *reconciler) recent(ctx context.Context, w fleet.Work) ([]time.Time, error) {
+func (s *Server) recent(ctx context.Context, w fleet.Work) ([]time.Time, error) {
 	if w.Takeovers == 0 {
 		return nil, nil
 	}
-	taken, err := r.reg.Takeovers(ctx, registry.TakeoverFilter{Work: w.ID, Limit: 8, Last: true})
+	taken, err := s.reg.Takeovers(ctx, registry.TakeoverFilter{Work: w.ID, Limit: fleet.MaxFlaps, Last: true})
 	if err != nil {
 		return nil, err
 	}

@@ -18,12 +18,22 @@ type renewer struct {
 	in      chan *renewal
 }
 
-// renewal is one grant on its way. done has room for the answer, so that a
-// sender that went away blocks nobody.
+// renewal is some grants on their way. The results belong to the renewer until
+// done is closed, so that a sender that went away blocks nobody.
 type renewal struct {
-	grant store.Grant
-	done  chan store.Result
+	grants  []store.Grant
+	results []store.Result
+	left    int // grants without a result
+	done    chan struct{}
 }
+
+// pending is one grant of a renewal.
+type pending struct {
+	of    *renewal
+	index int
+}
+
+func (p pending) grant() *store.Grant { return &p.of.grants[p.index] }
 
 func newRenewer(st store.Store, window, timeout time.Duration) *renewer {
 	return &renewer{st: st, window: window, timeout: timeout, most: 2000, in: make(chan *renewal, 1024)}
@@ -32,43 +42,60 @@ func newRenewer(st store.Store, window, timeout time.Duration) *renewer {
 // renew sends g with others and returns the store's answer. The error is
 // ctx's, and leaves the outcome unknown.
 func (r *renewer) renew(ctx context.Context, g store.Grant) (store.Result, error) {
-	n := &renewal{grant: g, done: make(chan store.Result, 1)}
+	results, err := r.renewAll(ctx, []store.Grant{g})
+	if err != nil {
+		return store.Result{}, err
+	}
+	return results[0], nil
+}
+
+// renewAll sends grants, and maybe others with them, and returns the store's
+// answer to each. Two of one name are sent one after the other. The error is
+// ctx's, and leaves the outcome of all unknown.
+func (r *renewer) renewAll(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
+	if len(grants) == 0 {
+		return nil, nil
+	}
+	n := &renewal{grants: grants, results: make([]store.Result, len(grants)), left: len(grants), done: make(chan struct{})}
 	select {
 	case r.in <- n:
 	case <-ctx.Done():
-		return store.Result{}, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	select {
-	case result := <-n.done:
-		return result, nil
+	case <-n.done:
+		return n.results, nil
 	case <-ctx.Done():
-		return store.Result{}, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 }
 
 // run sends until ctx ends. A request that is under way then is finished.
 func (r *renewer) run(ctx context.Context) {
-	var left []*renewal // of names that the last batch had already
+	var left []pending // of names that the last batch had already, or beyond its size
 	for {
-		batch, names := make([]*renewal, 0, 64), map[string]bool{}
-		add := func(n *renewal) bool {
-			if names[n.grant.Name] {
-				return false
+		batch, names := make([]pending, 0, 64), map[string]bool{}
+		var later []pending
+		add := func(p pending) {
+			if name := p.grant().Name; len(batch) < r.most && !names[name] {
+				names[name] = true
+				batch = append(batch, p)
+			} else {
+				later = append(later, p)
 			}
-			names[n.grant.Name] = true
-			batch = append(batch, n)
-			return true
 		}
-		var twice []*renewal
-		for _, n := range left {
-			if !add(n) {
-				twice = append(twice, n)
+		addAll := func(n *renewal) {
+			for i := range n.grants {
+				add(pending{n, i})
 			}
+		}
+		for _, p := range left {
+			add(p)
 		}
 		if len(batch) == 0 {
 			select {
 			case n := <-r.in:
-				add(n)
+				addAll(n)
 			case <-ctx.Done():
 				return
 			}
@@ -78,9 +105,7 @@ func (r *renewer) run(ctx context.Context) {
 		for len(batch) < r.most {
 			select {
 			case n := <-r.in:
-				if !add(n) {
-					twice = append(twice, n)
-				}
+				addAll(n)
 			case <-window.C:
 				break gather
 			case <-ctx.Done():
@@ -88,24 +113,27 @@ func (r *renewer) run(ctx context.Context) {
 			}
 		}
 		window.Stop()
-		left = twice
+		left = later
 		r.send(ctx, batch)
 	}
 }
 
-func (r *renewer) send(ctx context.Context, batch []*renewal) {
+func (r *renewer) send(ctx context.Context, batch []pending) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
 	defer cancel()
 	grants := make([]store.Grant, len(batch))
-	for i, n := range batch {
-		grants[i] = n.grant
+	for i, p := range batch {
+		grants[i] = *p.grant()
 	}
 	results, err := r.st.Renew(ctx, grants)
-	for i, n := range batch {
+	for i, p := range batch {
 		if err != nil {
-			n.done <- store.Result{Err: err}
+			p.of.results[p.index] = store.Result{Err: err}
 		} else {
-			n.done <- results[i]
+			p.of.results[p.index] = results[i]
+		}
+		if p.of.left--; p.of.left == 0 {
+			close(p.of.done)
 		}
 	}
 }

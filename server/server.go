@@ -36,8 +36,10 @@ type Server struct {
 	brakes    atomic.Pointer[[]fleet.BrakeState]
 	active    atomic.Bool // this replica reconciles
 	cursor    registry.Cursor
-	wake      chan struct{} // asks for a refresh now
-	events    chan struct{} // closed and replaced when the ledger may have grown
+	wake      chan struct{}                      // asks for a refresh now
+	hurry     chan struct{}                      // asks the reconciler to look now
+	heldBack  atomic.Pointer[map[fleet.Code]int] // takeovers that the reconciler holds back
+	events    chan struct{}                      // closed and replaced when the ledger may have grown
 	eventsMu  sync.Mutex
 }
 
@@ -55,10 +57,11 @@ func New(st store.Store, reg *registry.Registry, cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, st: st, reg: reg, log: cfg.Logger, in: in,
 		renewer: newRenewer(st, cfg.Window, min(cfg.Interval, 10*time.Second)),
-		wake:    make(chan struct{}, 1), events: make(chan struct{}),
+		wake:    make(chan struct{}, 1), hurry: make(chan struct{}, 1), events: make(chan struct{}),
 	}
 	s.owners.found = map[string]location{}
 	s.brakes.Store(&[]fleet.BrakeState{})
+	s.heldBack.Store(&map[fleet.Code]int{})
 	return s, nil
 }
 
@@ -72,10 +75,15 @@ func (s *Server) Ready() error {
 	if !s.loaded.Load() {
 		return errors.New("the registry has not been read yet")
 	}
-	if age := clock.Now().Boot - time.Duration(s.refreshed.Load()); age > s.cfg.NodeTTL {
+	if age := s.refreshAge(); age > s.cfg.NodeTTL {
 		return fmt.Errorf("the registry was last read %s ago", age.Round(time.Second))
 	}
 	return nil
+}
+
+// refreshAge is how long ago the registry was read last.
+func (s *Server) refreshAge() time.Duration {
+	return clock.Now().Boot - time.Duration(s.refreshed.Load())
 }
 
 // Run serves the fleet until ctx ends and then returns nil: it reads the
@@ -87,7 +95,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	var all sync.WaitGroup
-	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.watchLoop, s.flushLoop, s.reconcileLoop(keeper)} {
+	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.reconcileLoop(keeper)} {
 		all.Go(func() { loop(ctx) })
 	}
 	err = keeper.Run(ctx)
@@ -284,6 +292,16 @@ func (s *Server) flushLoop(ctx context.Context) {
 			}
 		}
 	})
+}
+
+// hasten has the reconciler look now, if it is this replica's, and tells that
+// the ledger has grown: an operator has changed something.
+func (s *Server) hasten() {
+	select {
+	case s.hurry <- struct{}{}:
+	default: // it has been told
+	}
+	s.tellEvents()
 }
 
 // tellEvents wakes those who follow the ledger.

@@ -56,19 +56,25 @@ func (s *Server) authoritative(ctx context.Context) ([]fleet.Node, error) {
 	return s.Nodes(), nil
 }
 
-// authoritativeNode is authoritative for one node.
+// authoritativeNode is authoritative for one node. If the registry cannot be read
+// it returns that error: what was read before answers nothing.
 func (s *Server) authoritativeNode(ctx context.Context, id string) (fleet.Node, error) {
-	s.touch(ctx, id)
-	n := s.in.find(id)
-	if n == nil {
-		if _, ok, err := s.reg.Node(ctx, id); err != nil {
-			return fleet.Node{}, err
-		} else if !ok {
-			return fleet.Node{}, api.Refuse(fleet.CodeNoSuchNode, "no node %q has joined", id)
-		}
-		n = s.in.slot(id)
+	began := clock.Now().Boot
+	row, ok, err := s.reg.Node(ctx, id)
+	if err != nil {
+		return fleet.Node{}, err
 	}
-	s.merge(ctx, []*slot{n})
+	if !ok {
+		return fleet.Node{}, api.Refuse(fleet.CodeNoSuchNode, "no node %q has joined", id)
+	}
+	s.take(&row, began)
+	began = clock.Now().Boot
+	signs, err := s.reg.Signs(ctx, []string{id})
+	if err != nil {
+		return fleet.Node{}, err
+	}
+	s.takeSigns(signs, began)
+	n := s.in.slot(id)
 	at, now := s.in.at(), clock.Now().Boot
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,0 +1,242 @@
+package server
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	_ "modernc.org/sqlite"
+
+	"github.com/tenurehq/tenure/api"
+	"github.com/tenurehq/tenure/fence"
+	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/server/registry"
+	"github.com/tenurehq/tenure/store"
+	"github.com/tenurehq/tenure/store/sqlite"
+)
+
+// bed is a replica on a SQLite file of its own, served over HTTP.
+type bed struct {
+	*Server
+	t   testing.TB
+	url string
+}
+
+// newBed starts a replica and waits until it is ready.
+func newBed(t testing.TB, cfg Config, opts HTTPConfig) *bed {
+	t.Helper()
+	b := newIdleBed(t, cfg, opts)
+	b.run()
+	return b
+}
+
+// newIdleBed serves a replica that does not run yet.
+func newIdleBed(t testing.TB, cfg Config, opts HTTPConfig) *bed {
+	t.Helper()
+	st, reg := openDatabase(t)
+	s, err := New(st, reg, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{Server: s, t: t}
+	web := httptest.NewUnstartedServer(nil)
+	web.Config = s.HTTPServer(s.Handler(opts))
+	web.Start()
+	t.Cleanup(web.Close)
+	b.url = web.URL
+	return b
+}
+
+func (b *bed) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.Run(ctx) }()
+	b.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.t.Errorf("run: %v", err)
+		}
+	})
+	eventually(b.t, "ready", func() bool { return b.Ready() == nil })
+}
+
+func openDatabase(t testing.TB) (*sqlite.Store, *registry.Registry) {
+	t.Helper()
+	db, err := sql.Open("sqlite", sqlite.ModerncDSN(filepath.Join(t.TempDir(), "tenure.db")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	st, err := sqlite.New(db, sqlite.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	if err := st.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	host, err := sqlite.ThisHost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg, err := registry.New(db, registry.Config{Dialect: registry.SQLite, Clock: registry.Clock{Domain: host.Domain, Boot: host.Boot, Wall: host.Wall}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := reg.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return st, reg
+}
+
+// eventually polls until ok says so, and fails after a bound.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for bound := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
+		if time.Now().After(bound) {
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+// answered is an answer as it came.
+type answered struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// problem decodes the answer as one.
+func (a answered) problem(t testing.TB) api.Problem {
+	t.Helper()
+	var p api.Problem
+	if err := json.Unmarshal(a.body, &p); err != nil || a.header.Get("Content-Type") != api.ProblemType {
+		t.Fatalf("%d %s %.300q is no problem: %v", a.status, a.header.Get("Content-Type"), a.body, err)
+	}
+	return p
+}
+
+// send sends a request with a body that is text, or anything as JSON, or nil.
+func (b *bed) send(method, path string, body any, header ...string) answered {
+	b.t.Helper()
+	var reader io.Reader
+	switch v := body.(type) {
+	case nil:
+	case string:
+		reader = strings.NewReader(v)
+	default:
+		text, err := json.Marshal(v)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		reader = strings.NewReader(string(text))
+	}
+	req, err := http.NewRequestWithContext(b.t.Context(), method, b.url+path, reader)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		if header[i] == "Host" {
+			req.Host = header[i+1]
+		} else {
+			req.Header.Set(header[i], header[i+1])
+		}
+	}
+	resp, err := http.DefaultTransport.RoundTrip(req) // follows no redirect
+	if err != nil {
+		b.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return answered{resp.StatusCode, resp.Header, text}
+}
+
+// must sends a request that is to be answered with 200, and decodes the answer.
+func must[T any](b *bed, method, path string, body any, header ...string) T {
+	b.t.Helper()
+	a := b.send(method, path, body, header...)
+	var out T
+	if a.status != http.StatusOK {
+		b.t.Fatalf("%s %s: status %d: %s", method, path, a.status, a.body)
+	}
+	if err := json.Unmarshal(a.body, &out); err != nil {
+		b.t.Fatalf("%s %s: %v in %.200q", method, path, err, a.body)
+	}
+	return out
+}
+
+// node is an agent in a few words: it holds the lease of its node and beats.
+type node struct {
+	b     *bed
+	mu    sync.Mutex
+	beat  api.Beat
+	token fence.Token
+}
+
+// join starts a node with one unit of memory.
+func (b *bed) join(id string, header ...string) *node {
+	b.t.Helper()
+	attempt := store.NewAttempt()
+	rec := must[api.Record](b, http.MethodPost, "/v1/leases/acquire", api.NewAcquireRequest(store.Request{
+		Name: fleet.LeaseName(id), Holder: "agent/" + id, TTL: b.cfg.NodeTTL, Attempt: attempt,
+	}), header...)
+	n := &node{b: b, token: rec.Token, beat: api.Beat{
+		Node: id, Incarnation: "i-" + id, FactsVersion: 1,
+		Facts: &fleet.Facts{Address: id + ":1", Capacity: fleet.Resources{"memory_mb": 1000}, Labels: map[string]string{"zone": "a"}, Readiness: fleet.Readiness{Ready: true}},
+		Renew: &api.Renewal{Token: rec.Token, TTLMS: b.cfg.NodeTTL.Milliseconds(), Known: []store.Attempt{attempt}},
+	}}
+	if reply := n.next(header...); reply.Code != "" {
+		b.t.Fatalf("first beat of %s: %s %s", id, reply.Code, reply.Text)
+	}
+	return n
+}
+
+// next returns the reply to the node's next beat.
+func (n *node) next(header ...string) api.BeatReply {
+	n.b.t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.step()
+	reply := must[api.BeatReply](n.b, http.MethodPost, beatPath, n.beat, header...)
+	n.took(&reply)
+	return reply
+}
+
+func (n *node) step() {
+	n.beat.Seq++
+	n.beat.Renew.Attempt = store.NewAttempt()
+}
+
+func (n *node) took(reply *api.BeatReply) {
+	if reply.Renewed != nil && reply.Renewed.Code == "" {
+		n.beat.Renew.Known = []store.Attempt{n.beat.Renew.Attempt}
+	}
+	if !reply.NeedFacts {
+		n.beat.Facts = nil
+	}
+	if reply.Orders != nil {
+		n.beat.Orders = reply.Orders.Revision
+	}
+}
+
+func newRecorder() *httptest.ResponseRecorder { return httptest.NewRecorder() }
+
+func newRequest(t testing.TB, method, path string) *http.Request {
+	return httptest.NewRequestWithContext(t.Context(), method, path, nil)
+}
