@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,6 +111,14 @@ func TestSpecCheck(t *testing.T) {
 			refused(t, tc.what+", filled", s.Filled().Check(), "")
 		}
 	}
+}
+
+func TestRequestCheck(t *testing.T) {
+	t.Parallel()
+	refused(t, "nothing", fleet.Request{}.Check(), "")
+	refused(t, "demand", demand().Check(), "")
+	refused(t, "64 KiB", fleet.Request{Artifacts: slices.Repeat([]string{strings.Repeat("a", 200)}, 400)}.Check(), "request")
+	refused(t, "an excluded id", fleet.Request{Exclude: []string{"a/b"}}.Check(), "request.exclude")
 }
 
 func TestSpecFilled(t *testing.T) {

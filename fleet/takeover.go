@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -43,6 +44,21 @@ func (r TakeoverRules) Filled() TakeoverRules {
 		Wait: cmp.Or(r.Wait, 5*time.Second), Flap: cmp.Or(r.Flap, WorkFlapRule()),
 		Rate: cmp.Or(r.Rate, Rate{Burst: 50, Every: 100 * time.Millisecond}),
 	}
+}
+
+// Check returns an error matching store.ErrInvalid that names the first field
+// which breaks its rule, with its default filled in.
+func (r TakeoverRules) Check() error {
+	r = r.Filled()
+	switch {
+	case r.Wait < 0:
+		return invalid("takeover wait", r.Wait.String(), "not below 0")
+	case r.Rate.Burst < 1:
+		return invalid("takeover burst", strconv.Itoa(r.Rate.Burst), "at least 1")
+	case r.Rate.Every < 0:
+		return invalid("takeover every", r.Rate.Every.String(), "not below 0")
+	}
+	return r.Flap.Check()
 }
 
 // TakeoverCase is one item, its owner, and the observer that judges.

@@ -181,3 +181,16 @@ func TestJudgeReturn(t *testing.T) {
 		}
 	}
 }
+
+func TestTakeoverRules(t *testing.T) {
+	t.Parallel()
+	refused(t, "defaults", fleet.TakeoverRules{}.Check(), "")
+	for field, r := range map[string]fleet.TakeoverRules{
+		"takeover wait":  {Wait: -1},
+		"takeover burst": {Rate: fleet.Rate{Every: time.Second}},
+		"takeover every": {Rate: fleet.Rate{Burst: 1, Every: -1}},
+		"flap times":     {Flap: fleet.FlapRule{Times: 1, Window: 1, Quiet: 1}},
+	} {
+		refused(t, field, r.Check(), field)
+	}
+}
