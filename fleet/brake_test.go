@@ -159,7 +159,7 @@ func TestBrakeAlmostAllSilent(t *testing.T) {
 	if held := changed[0].LetAt.Sub(since); held != 10*time.Minute {
 		t.Errorf("held for %v, want 10 min", held)
 	}
-	if changed = w.run(3 * time.Hour); len(changed) != 0 || w.held() != 0 {
+	if changed = w.run(90 * time.Minute); len(changed) != 0 || w.held() != 0 {
 		t.Errorf("later: got %+v, %d held, want nothing", changed, w.held())
 	}
 	equal(t, "known", w.brake.Known(), map[string]int{"all": 1})
@@ -463,7 +463,7 @@ func TestBrakeHealth(t *testing.T) {
 	}
 
 	w := cut(0)
-	w.run(5 * time.Hour)
+	w.run(2 * time.Hour)
 	w.want("silence of everybody proves nothing", "all")
 	if s := w.brake.States()[0]; s.Proven != 0 || s.Of != 100 {
 		t.Errorf("got %+v, want no health, and nobody forgotten", s)
@@ -474,7 +474,7 @@ func TestBrakeHealth(t *testing.T) {
 
 	w = cut(1)
 	w.health = fleet.Health{Text: "store slow"}
-	w.run(5 * time.Hour)
+	w.run(2 * time.Hour)
 	w.want("the store does not answer", "all")
 	contains(t, "text", w.brake.States()[0].Text, "store slow")
 	w.health = fleet.Health{OK: true}
@@ -550,7 +550,7 @@ func TestBrakeAnyHistory(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 3))
-	for round := range 60 {
+	for round := range 20 {
 		w := newWorld(t, fleet.BrakeConfig{}).join(1+r.IntN(40), "").join(r.IntN(20), "a").join(r.IntN(20), "b")
 		for range 30 {
 			from := r.IntN(len(w.nodes))

@@ -223,7 +223,7 @@ func TestExclusionsAndRankAgree(t *testing.T) {
 	for i, reason := range fleet.Reasons() {
 		place[reason.Code] = i
 	}
-	for round := range 300 {
+	for round := range 150 {
 		var nodes []fleet.Node
 		for i := range 1 + r.IntN(20) {
 			nodes = append(nodes, randomNode(r, fmt.Sprintf("n%02d", i)))
