@@ -18,7 +18,8 @@ const applyMost = 64
 // not_owner, stale_token (of the item or of the lease, as the text says),
 // wrong_state, no_lease, lease_lapsed, lease_released.
 //
-// An item that was to be moved becomes pending when its end is reported, unless it
+// Reports of running and stopping carry progress; only an order makes an item
+// stopping. An item that was to be moved becomes pending when its end is reported, unless it
 // succeeded. After an error the changes before it may have been made; all can be
 // sent again.
 func (r *Registry) Apply(ctx context.Context, changes []Change) ([]Verdict, error) {
@@ -151,7 +152,7 @@ func judgeChange(w fleet.Work, c Change) (v Verdict, settled bool) {
 		return refused(fleet.CodeStaleToken, "work item %q has token %s, not %s", c.Work, w.Token, c.Token), true
 	case w.State == fleet.Pending:
 		return refused(fleet.CodeNotOwner, "work item %q is pending, and was taken from node %q", c.Work, w.Owner), true
-	case !w.State.Owned(), !c.State.Ended() && c.State != fleet.Running && c.State != fleet.Stopping:
+	case !w.State.CanReport(c.State) && (w.State != fleet.Stopping || c.State != fleet.Running): // it may not have seen the order to stop yet
 		return refused(fleet.CodeWrongState, "work item %q is %s and cannot become %s", c.Work, w.State, c.State), true
 	}
 	return Verdict{}, false

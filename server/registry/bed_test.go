@@ -39,7 +39,7 @@ type bed struct {
 }
 
 // both runs a test against both databases.
-func both(t *testing.T, test func(*bed)) {
+func both(t *testing.T, test func(*testing.T, *bed)) {
 	t.Parallel()
 	for _, kind := range []registry.Dialect{registry.SQLite, registry.Postgres} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -47,7 +47,7 @@ func both(t *testing.T, test func(*bed)) {
 			b := newBed(t, kind)
 			must(t, b.Migrate(b.ctx))
 			must(t, b.Check(b.ctx))
-			test(b)
+			test(t, b)
 		})
 	}
 }

@@ -26,7 +26,7 @@ type BrakeOrder struct {
 // Brake returns the brake.
 func (r *Registry) Brake(ctx context.Context) (Brake, error) {
 	var b Brake
-	err := r.read(ctx, "read the brake", readingLedger, func(t *tx) error {
+	err := r.read(ctx, "read the brake", func(t *tx) error {
 		var state string
 		var saved int64
 		if err := t.row("SELECT brake, brake_us FROM {s}fleet_single").Scan(&state, &saved); err != nil {

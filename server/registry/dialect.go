@@ -3,7 +3,6 @@ package registry
 import (
 	"encoding/json"
 	"hash/fnv"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -135,15 +134,16 @@ func (d dialect) set(parameter string) string {
 // by name, since a pooler in transaction mode gives the next transaction another
 // connection.
 func (d dialect) args(args []any) []any {
-	if d.name == Postgres && len(args) > 0 {
+	if d.name == Postgres {
 		return append([]any{pgx.QueryExecModeExec}, args...)
 	}
 	return args
 }
 
-// space keeps the advisory locks of the schemas of one database apart.
-func (d dialect) space() string {
+// space is the first number of the advisory locks for one use, which keeps the
+// schemas of one database apart.
+func (d dialect) space(use string) int32 {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte("tenure fleet " + d.schema)) // never fails
-	return strconv.Itoa(int(int32(h.Sum32())))
+	_, _ = h.Write([]byte("tenure fleet " + use + " " + d.schema)) // never fails
+	return int32(h.Sum32())
 }

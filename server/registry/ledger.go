@@ -70,10 +70,46 @@ func (w *where) page(columns, table string, n int, last bool) string {
 	return "SELECT " + columns + " FROM {s}" + table + " WHERE " + strings.Join(w.conditions, " AND ") + order + fmt.Sprintf(" LIMIT $%d", len(w.args))
 }
 
+// ledgerMask keeps a Seq in the second number of an advisory lock.
+const ledgerMask = 1<<31 - 1
+
+// announce holds, to the end of a writing transaction on Postgres, an advisory
+// lock that is numbered by the last Seq that anybody has drawn. What the
+// transaction draws is larger. Nobody waits for these locks: complete reads them.
+func (t *tx) announce() string {
+	return fmt.Sprintf("SELECT pg_advisory_xact_lock_shared(%d, (CASE WHEN is_called THEN last_value ELSE 0 END & %d)::int) FROM {s}fleet_event_seq_seq", t.space("ledger"), ledgerMask)
+}
+
+// complete returns the Seq up to which the ledger is complete: what will be
+// committed later has a larger one.
+//
+// On Postgres transactions may commit in another order than they drew. A writer
+// that was not seen here announced itself after last was read, so it draws more
+// than last; one that was seen draws more than it announced; and one that has
+// ended is visible to the statements that follow, since Postgres gives up locks
+// after a commit is visible.
+func (t *tx) complete() (int64, error) {
+	if t.name == SQLite {
+		return 1<<63 - 1, nil
+	}
+	var last int64
+	if err := t.row("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {s}fleet_event_seq_seq").Scan(&last); err != nil {
+		return 0, err
+	}
+	bound := last
+	return bound, t.each(func(row scanner) error {
+		var announced int64
+		err := row.Scan(&announced)
+		bound = min(bound, last-(last-announced)&ledgerMask)
+		return err
+	}, `SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND classid = ($1::int)::oid
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, int64(t.space("ledger")))
+}
+
 // Events returns entries of the ledger in order of Seq. An event that was
-// returned has no earlier one that is still to come: on Postgres every writer
-// holds an advisory lock shared from before it draws a Seq until it has
-// committed, and this waits until nobody does.
+// returned has no earlier one that is still to come. An event that was committed
+// is held back while a transaction of the fleet is open that was begun before it,
+// on Postgres.
 func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, error) {
 	var w where
 	w.add("seq > ?", f.After)
@@ -87,7 +123,12 @@ func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, er
 		w.add("kind = ?", string(f.Kind))
 	}
 	var events []fleet.Event
-	err := r.read(ctx, "read events", readingLedger, func(t *tx) error {
+	err := r.read(ctx, "read events", func(t *tx) error {
+		bound, err := t.complete()
+		if err != nil {
+			return err
+		}
+		w.add("seq <= ?", bound)
 		return t.each(func(row scanner) error {
 			var e fleet.Event
 			var at, token int64
@@ -143,7 +184,7 @@ func (r *Registry) Takeovers(ctx context.Context, f TakeoverFilter) ([]Taken, er
 		w.add("(from_node = ? OR to_node = ?)", f.Node)
 	}
 	var all []Taken
-	err := r.read(ctx, "read takeovers", readingLedger, func(t *tx) error {
+	err := r.read(ctx, "read takeovers", func(t *tx) error {
 		return t.each(func(row scanner) error {
 			var k Taken
 			var from, to, lease, silence, suspect, lapse, recorded, started, redirected int64

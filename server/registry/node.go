@@ -58,7 +58,7 @@ type Cursor int64
 func (r *Registry) Nodes(ctx context.Context, since Cursor) ([]Node, Cursor, error) {
 	var nodes []Node
 	var next int64
-	err := r.read(ctx, "read nodes", reading, func(t *tx) error {
+	err := r.read(ctx, "read nodes", func(t *tx) error {
 		query := "SELECT changed FROM fleet_single"
 		newer := "n.changed > $1"
 		if t.name == Postgres {
@@ -90,7 +90,7 @@ func (r *Registry) Nodes(ctx context.Context, since Cursor) ([]Node, Cursor, err
 // Node returns one node, and whether there is one that was not removed.
 func (r *Registry) Node(ctx context.Context, id string) (Node, bool, error) {
 	nodes := make([]Node, 1)
-	err := r.read(ctx, "read a node", reading, func(t *tx) (err error) {
+	err := r.read(ctx, "read a node", func(t *tx) (err error) {
 		nodes[0], err = scanNode(t.row("SELECT "+nodeColumns+" FROM "+nodeTables+" WHERE n.id = $1 AND n.removed_us = 0", id))
 		if err != nil {
 			return err
@@ -148,7 +148,7 @@ type Sign struct {
 // order of id. Removed nodes have none.
 func (r *Registry) Signs(ctx context.Context, nodes []string) ([]Sign, error) {
 	var signs []Sign
-	err := r.read(ctx, "read signs of life", reading, func(t *tx) error {
+	err := r.read(ctx, "read signs of life", func(t *tx) error {
 		where, args := "", []any(nil)
 		if nodes != nil {
 			where, args = " AND n.id {in} "+t.set("$1"), []any{t.list(nodes)}
@@ -565,7 +565,7 @@ type Orders struct {
 func (r *Registry) Orders(ctx context.Context, node string) (Orders, bool, error) {
 	var o Orders
 	found := false
-	err := r.read(ctx, "read orders", reading, func(t *tx) error {
+	err := r.read(ctx, "read orders", func(t *tx) error {
 		// One statement, so that the revision is that of the list.
 		return t.each(func(row scanner) error {
 			var revision int64

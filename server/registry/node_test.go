@@ -98,7 +98,7 @@ func TestConfig(t *testing.T) {
 }
 
 func TestJoin(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		v := b.join("n1", "i1", 4)
 		if v.Event.Kind != fleet.EventJoined || v.Event.Seq == 0 {
 			t.Errorf("joined: got %+v", v)
@@ -134,7 +134,7 @@ func TestJoin(t *testing.T) {
 
 // C54: a name comes back as another incarnation within a second.
 func TestC54SameNameNewMachine(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		old := b.node("n1", 4)
 		for i := range 3 {
 			b.run(fmt.Sprintf("w%d", i), "n1", old, false)
@@ -172,7 +172,7 @@ func TestC54SameNameNewMachine(t *testing.T) {
 
 // C62: every order of wishes, with the control plane started again after each.
 func TestC62IntentIsKept(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		o := registry.Order{Actor: "alice", Reason: "disk swap"}
 		ops := map[string]func(*registry.Registry, string) (registry.Verdict, error){
 			"cordon": func(r *registry.Registry, n string) (registry.Verdict, error) {
@@ -259,7 +259,7 @@ func TestC62IntentIsKept(t *testing.T) {
 
 // Drained is never said while an item is the node's.
 func TestDrainWaits(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l := b.node("n1", 4)
 		b.run("w", "n1", l, false)
 		complete := func(want fleet.Code) {
@@ -300,7 +300,7 @@ func TestDrainWaits(t *testing.T) {
 }
 
 func TestRemove(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l := b.node("n1", 4)
 		b.run("w", "n1", l, false)
 		_, cursor, err := b.Nodes(b.ctx, 0)
@@ -334,7 +334,7 @@ func TestRemove(t *testing.T) {
 }
 
 func TestNoteLapse(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		note := func(want fleet.Code, l fence.Token) {
 			t.Helper()
 			v, err := b.NoteLapse(b.ctx, registry.Fence{}, "n1", l, "r1")
@@ -361,7 +361,7 @@ func TestNoteLapse(t *testing.T) {
 
 // A deposed reconciler changes nothing, whatever it tries.
 func TestFence(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l1, l2 := b.node("n1", 9), b.node("n2", 9)
 		b.run("w", "n1", l1, true)
 		b.run("placed", "n1", l1, true)
@@ -443,7 +443,7 @@ func (b *bed) lastSeq() int64 {
 }
 
 func TestBrakeIsKept(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		k, err := b.Brake(b.ctx)
 		must(t, err)
 		if k.State != nil || len(k.Orders) != 0 {
@@ -468,7 +468,7 @@ func TestBrakeIsKept(t *testing.T) {
 
 // 10,000 nodes: a flush is one statement, and a delta holds what changed.
 func TestTenThousandNodes(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		const n = 10_000
 		seen := make([]registry.Seen, n)
 		fill := `INSERT INTO fleet_node (id, incarnation, facts, capacity, ready, first_us, joined_us, orders, changed)
@@ -546,7 +546,7 @@ func TestTenThousandNodes(t *testing.T) {
 
 // The on-call query, by hand.
 func TestViews(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l1 := b.node("n1", 4)
 		l2 := b.node("n2", 4)
 		b.run("w", "n1", l1, true)
@@ -584,7 +584,7 @@ func TestViews(t *testing.T) {
 
 // A write that waits for another ends with its context, and says so.
 func TestBusy(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		b.node("n1", 4)
 		conn, err := b.db.Conn(b.ctx)
 		must(t, err)

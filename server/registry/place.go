@@ -87,7 +87,7 @@ func (r *Registry) SubmitTo(ctx context.Context, spec fleet.Spec, p Placement) (
 		}
 		added, err := t.exec(`INSERT INTO {s}fleet_work (id, spec, resources, movable, stuck_after_us, state, owner, token, submitted_us, assigned_us)
 			SELECT $1, $2, $3, $4, $5, 'placed', $6, $7, {now}, {now} WHERE `+liveTarget("$6", "$8")+` ON CONFLICT (id) DO NOTHING`,
-			spec.ID, text, resources, spec.Movable, spec.StuckAfterMS*1000, p.Node, floor+1, int64(p.Lease))
+			spec.ID, text, resources, spec.Movable, stuckAfter(spec), p.Node, floor+1, int64(p.Lease))
 		if err != nil {
 			return Verdict{}, err
 		}

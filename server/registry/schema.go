@@ -101,7 +101,7 @@ var readColumns = []string{
 // Check reports whether the tables are as this package needs them, with an error
 // matching store.ErrSchema that names the next step. It changes nothing.
 func (r *Registry) Check(ctx context.Context) error {
-	return r.read(ctx, "check", reading, func(t *tx) error {
+	return r.read(ctx, "check", func(t *tx) error {
 		present, err := t.version()
 		if err != nil {
 			return err

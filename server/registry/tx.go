@@ -18,8 +18,8 @@ const lockWait = "5s"
 
 // tx is one transaction. On SQLite a write has the file's write lock from its
 // first step on. On Postgres it is at READ COMMITTED, so that each statement sees
-// what was committed before it, and a write holds the ledger's lock shared; see
-// Events.
+// what was committed before it, and a write says where it found the ledger; see
+// tx.complete.
 type tx struct {
 	*dialect
 	ctx     context.Context
@@ -36,7 +36,6 @@ type mode int
 
 const (
 	reading mode = iota
-	readingLedger
 	writing
 	migrating
 )
@@ -59,19 +58,19 @@ func (r *Registry) transact(ctx context.Context, doing string, m mode, run func(
 	defer conn.Close()
 	t := &tx{dialect: &r.dialect, ctx: ctx, conn: conn, clock: r.clock, domain: r.domain}
 	if err := t.begin(m); err != nil {
-		t.discard(err)
+		t.discard()
 		return r.failure(doing, err)
 	}
 	commit, err := run(t)
 	if err != nil || !commit {
-		t.discard(err)
+		t.discard()
 		if err != nil {
 			return r.failure(doing, err)
 		}
 		return nil
 	}
 	if _, err := conn.ExecContext(t.ctx, "COMMIT"); err != nil {
-		t.discard(err)
+		t.discard()
 		return r.failure(doing+": commit", err)
 	}
 	return nil
@@ -82,13 +81,11 @@ func (t *tx) begin(m mode) error {
 		begin := "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL jit = off; SET LOCAL lock_timeout = '" + lockWait + "'; "
 		switch m {
 		case reading:
-			begin += `SELECT {s}tenure_begin()`
-		case readingLedger:
-			begin += `SELECT {s}tenure_begin(); SELECT pg_advisory_xact_lock(` + t.space() + `, 1)`
+			begin += "SELECT {s}tenure_begin()"
 		case writing:
-			begin += `SELECT {s}tenure_begin(); SELECT pg_advisory_xact_lock_shared(` + t.space() + `, 1)`
+			begin += "SELECT {s}tenure_begin(); " + t.announce()
 		case migrating:
-			begin += `SELECT pg_advisory_xact_lock(` + t.space() + `, 2)`
+			begin += fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, 0)", t.space("migrations"))
 		}
 		if _, err := t.conn.ExecContext(t.ctx, t.sql(begin)); err != nil || m == migrating {
 			return err
@@ -122,10 +119,10 @@ func (t *tx) begin(m mode) error {
 
 // discard ends the transaction without a trace, and the connection too if its
 // state is in doubt.
-func (t *tx) discard(cause error) {
+func (t *tx) discard() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), 5*time.Second)
 	defer cancel()
-	if _, err := t.conn.ExecContext(ctx, "ROLLBACK"); err != nil && cause != nil {
+	if _, err := t.conn.ExecContext(ctx, "ROLLBACK"); err != nil {
 		_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
 	}
 }
@@ -237,8 +234,8 @@ func (r *Registry) decide(ctx context.Context, doing string, f Fence, work strin
 
 // read runs queries that see one state of the database on SQLite, and each its own
 // on Postgres.
-func (r *Registry) read(ctx context.Context, doing string, m mode, run func(*tx) error) error {
-	return r.transact(ctx, doing, m, func(t *tx) (bool, error) { return true, run(t) })
+func (r *Registry) read(ctx context.Context, doing string, run func(*tx) error) error {
+	return r.transact(ctx, doing, reading, func(t *tx) (bool, error) { return true, run(t) })
 }
 
 func refused(code fleet.Code, format string, args ...any) Verdict {

@@ -79,6 +79,9 @@ func canonical(spec fleet.Spec) (text, resources string, err error) {
 	return text, resources, err
 }
 
+// stuckAfter is a spec's StuckAfterMS in µs.
+func stuckAfter(spec fleet.Spec) int64 { return min(spec.StuckAfterMS, 1<<50) * 1000 }
+
 // Submit stores an item as pending. Submitting the same again, by id and content,
 // answers as the first time, wherever the item stands; other content gets
 // work_exists.
@@ -93,7 +96,7 @@ func (r *Registry) Submit(ctx context.Context, spec fleet.Spec, actor string) (V
 			return Verdict{}, err
 		}
 		added, err := t.exec("INSERT INTO {s}fleet_work (id, spec, resources, movable, stuck_after_us, state, token, submitted_us) VALUES ($1, $2, $3, $4, $5, 'pending', $6, {now}) ON CONFLICT (id) DO NOTHING",
-			spec.ID, text, resources, spec.Movable, spec.StuckAfterMS*1000, floor)
+			spec.ID, text, resources, spec.Movable, stuckAfter(spec), floor)
 		if err != nil {
 			return Verdict{}, err
 		}
@@ -131,7 +134,7 @@ func (t *tx) submitted(id, text string) (v Verdict, found bool, err error) {
 // Work returns an item, and whether there is one.
 func (r *Registry) Work(ctx context.Context, id string) (fleet.Work, bool, error) {
 	var w fleet.Work
-	err := r.read(ctx, "read work", reading, func(t *tx) (err error) {
+	err := r.read(ctx, "read work", func(t *tx) (err error) {
 		w, err = scanWork(t.row("SELECT "+workColumns+" FROM {s}fleet_work w WHERE w.id = $1", id))
 		return err
 	})
@@ -144,7 +147,7 @@ func (r *Registry) Work(ctx context.Context, id string) (fleet.Work, bool, error
 // Works returns the items that a filter chooses, in order of id.
 func (r *Registry) Works(ctx context.Context, f Filter) ([]fleet.Work, error) {
 	var works []fleet.Work
-	err := r.read(ctx, "list work", reading, func(t *tx) error {
+	err := r.read(ctx, "list work", func(t *tx) error {
 		where, args := "w.id > $1", []any{f.After}
 		if len(f.States) > 0 {
 			states := make([]string, len(f.States))
@@ -186,7 +189,7 @@ type Location struct {
 // owner's lease and address are there while the item is owned.
 func (r *Registry) Locate(ctx context.Context, work string) (Location, bool, error) {
 	at := Location{Lease: fleet.Lease{State: fleet.LeaseNone}}
-	err := r.read(ctx, "locate work", reading, func(t *tx) (err error) {
+	err := r.read(ctx, "locate work", func(t *tx) (err error) {
 		var l leaseRow
 		var facts string
 		at.Work, err = scanWork(t.row("SELECT coalesce(n.facts, '{}'), {lease}, "+workColumns+
@@ -210,7 +213,7 @@ func (r *Registry) Locate(ctx context.Context, work string) (Location, bool, err
 // of id.
 func (r *Registry) Lapsed(ctx context.Context) ([]Owned, error) {
 	var lapsed []Owned
-	err := r.read(ctx, "find lapsed work", reading, func(t *tx) error {
+	err := r.read(ctx, "find lapsed work", func(t *tx) error {
 		return t.each(func(row scanner) error {
 			var l leaseRow
 			w, err := scanWork(row, l.into()...)

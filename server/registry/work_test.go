@@ -13,7 +13,7 @@ import (
 )
 
 func TestWorkLife(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		lease := b.node("n1", 4)
 		v, err := b.Submit(b.ctx, spec("w", false), "alice")
 		b.code("", v, err)
@@ -59,7 +59,7 @@ func TestWorkLife(t *testing.T) {
 }
 
 func TestSubmitTwice(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		lease := b.node("n1", 4)
 		for range 2 {
 			v, err := b.SubmitTo(b.ctx, spec("w", false), registry.Placement{Node: "n1", Lease: lease})
@@ -89,7 +89,7 @@ func TestSubmitTwice(t *testing.T) {
 }
 
 func TestPlaceRefusals(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		lease := b.node("n1", 1)
 		for _, id := range []string{"w", "full"} {
 			v, err := b.Submit(b.ctx, spec(id, false), "")
@@ -138,7 +138,7 @@ func TestPlaceRefusals(t *testing.T) {
 
 // 200 placements at once, into 50 places: exactly 50 are made.
 func TestNeverOversubscribed(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		const nodes, slots, works = 5, 10, 200
 		var leases [nodes]int64
 		for i := range nodes {
@@ -183,7 +183,7 @@ func TestNeverOversubscribed(t *testing.T) {
 // A sweep from one node's view ("running, and not updated for long") touches
 // nothing of another node's.
 func TestDangerousSweep(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l1, l2 := b.node("n1", 9), b.node("n2", 9)
 		for i := range 5 {
 			b.run(fmt.Sprintf("w%d", i), "n1", l1, true)
@@ -221,7 +221,7 @@ func TestDangerousSweep(t *testing.T) {
 }
 
 func TestTakeover(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l1, l2 := b.node("n1", 9), b.node("n2", 1)
 		b.run("w", "n1", l1, true)
 		b.run("pinned", "n1", l1, false)
@@ -295,7 +295,7 @@ func TestTakeover(t *testing.T) {
 }
 
 func TestStopAndMove(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l1 := b.node("n1", 9)
 		o := registry.Order{Actor: "alice", Reason: "upgrade"}
 		stop := func(want fleet.Code, id string) {
@@ -377,7 +377,7 @@ func TestStopAndMove(t *testing.T) {
 // The owner's term decides over its reports: live also when revoked, until it
 // ends.
 func TestLiveTerm(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		progress := func(want fleet.Code, lease int64) {
 			t.Helper()
 			b.code(want, b.report("w", "n1", 1, fenceToken(lease), fleet.Running), nil)
@@ -417,7 +417,7 @@ func TestLiveTerm(t *testing.T) {
 
 // Tokens of work do not start over when an id comes again after it was pruned.
 func TestTokensGrowThroughPrune(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l := b.node("n1", 9)
 		b.run("w", "n1", l, true)
 		b.code("", b.report("w", "n1", 1, l, fleet.Succeeded), nil)
@@ -438,7 +438,7 @@ func TestTokensGrowThroughPrune(t *testing.T) {
 }
 
 func TestBatchOfReports(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		l1, l2 := b.node("n1", 200), b.node("n2", 200)
 		var changes []registry.Change
 		for i := range 150 {
@@ -474,7 +474,7 @@ func TestBatchOfReports(t *testing.T) {
 
 // C48: of a completion and a takeover at the same moment exactly one is made.
 func TestC48FinishedAndTakenAtOnce(t *testing.T) {
-	both(t, func(b *bed) {
+	both(t, func(t *testing.T, b *bed) {
 		rounds, workers := 1000, 8
 		if testing.Short() {
 			rounds = 100
