@@ -85,8 +85,7 @@ func (in *input) decode(w http.ResponseWriter, r *http.Request, v reflect.Value)
 	if in.body < 0 {
 		return nil
 	}
-	body := v.Field(in.body)
-	return readJSON(w, r, in.maxBytes, in.time, body)
+	return readJSON(w, r, in.maxBytes, in.time, v.Field(in.body))
 }
 
 func (in *input) decodeParams(r *http.Request, v reflect.Value) error {

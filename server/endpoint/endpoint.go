@@ -48,10 +48,12 @@ const MaxBody = 64 << 10
 // faults; nil discards them. The API must be one of package humago.
 func Register[I, O any](a huma.API, op huma.Operation, handle func(context.Context, *I) (*O, error), log *slog.Logger) {
 	in, out := describe[I](a, &op), reflect.TypeFor[O]()
-	body, hasBody := out.FieldByName("Body")
-	if hasBody {
-		respond(&op, http.StatusOK, "application/json", a.OpenAPI().Components.Schemas.Schema(body.Type, true, body.Type.Name()))
+	body, ok := out.FieldByName("Body")
+	if !ok {
+		panic(fmt.Sprintf("endpoint: %s has no field Body", out)) // a defect of the caller, seen at start
 	}
+	status, varies := out.FieldByName("Status")
+	respond(&op, http.StatusOK, "application/json", a.OpenAPI().Components.Schemas.Schema(body.Type, true, body.Type.Name()))
 	add(a, &op, log, func(w http.ResponseWriter, r *http.Request) error {
 		input := new(I)
 		if err := in.decode(w, r, reflect.ValueOf(input).Elem()); err != nil {
@@ -61,11 +63,13 @@ func Register[I, O any](a huma.API, op huma.Operation, handle func(context.Conte
 		if err != nil {
 			return err
 		}
-		status, v := http.StatusOK, reflect.ValueOf(output).Elem()
-		if s := v.FieldByName("Status"); s.IsValid() && s.Int() != 0 {
-			status = int(s.Int())
+		v, code := reflect.ValueOf(output).Elem(), http.StatusOK
+		if varies {
+			if s := int(v.FieldByIndex(status.Index).Int()); s != 0 {
+				code = s
+			}
 		}
-		return write(w, status, "application/json", v.FieldByName("Body").Interface())
+		return write(w, code, "application/json", v.FieldByIndex(body.Index).Interface())
 	})
 }
 

@@ -49,6 +49,7 @@ func Stream[I, E any](a huma.API, op huma.Operation, open func(context.Context, 
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Accel-Buffering", "no") // asks a proxy not to hold events back
 		s := stream{w: w, ctl: http.NewResponseController(w)}
+		defer func() { _ = s.ctl.SetWriteDeadline(time.Time{}) }() // the connection may go on
 		if !s.send(": open\n\n") {
 			return nil
 		}
