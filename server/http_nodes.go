@@ -103,7 +103,7 @@ func (s *Server) known(id string) (fleet.Node, bool) {
 	if n.row == nil {
 		return fleet.Node{}, false
 	}
-	return n.node(at, now, s.cfg.Flap), true
+	return n.node(at, now, time.Duration(s.skew.Load()), s.cfg.Flap), true
 }
 
 type eligibleOutput struct {

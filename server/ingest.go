@@ -49,7 +49,15 @@ type slot struct {
 	leaseAt time.Duration // when that was, on the boot clock
 
 	row     *registry.Node // as read last; nil if the registry has none
+	agreed  agreement
 	changed chan struct{}  // closed when row.Orders changes
+}
+
+// agreement is a row of the registry that was found to have what a node says of
+// itself.
+type agreement struct {
+	row   *registry.Node
+	facts *fleet.Facts
 }
 
 func newIngest(cfg *Config) (*ingest, error) {
@@ -274,8 +282,9 @@ func sameFacts(a, b *fleet.Facts) bool {
 		slices.Equal(a.Artifacts, b.Artifacts) && maps.Equal(a.Capacity, b.Capacity) && reflect.DeepEqual(a.Readiness, b.Readiness) && a.Config == b.Config
 }
 
-// node returns the node as it stands. The caller holds s.mu.
-func (s *slot) node(at, now time.Duration, flap fleet.FlapRule) fleet.Node {
+// node returns the node as it stands. skew is the database's clock less this
+// host's, and flap says when lapses are too many. The caller holds s.mu.
+func (s *slot) node(at, now, skew time.Duration, flap fleet.FlapRule) fleet.Node {
 	n := fleet.Node{
 		ID: s.id, Incarnation: s.incarnation, Liveness: s.liveness, Since: s.since,
 		Age: max(at-s.detector.Last(), 0), Lease: s.leaseNow(now),
@@ -284,9 +293,17 @@ func (s *slot) node(at, now time.Duration, flap fleet.FlapRule) fleet.Node {
 		n.Duplicate = s.duplicate
 	}
 	if r := s.row; r != nil {
-		n.Incarnation, n.Facts, n.NotReady, n.Intent = r.Incarnation, r.Facts, r.NotReady, r.Intent
+		n.Incarnation, n.Facts, n.Intent = r.Incarnation, r.Facts, r.Intent
 		n.Reserved, n.Work, n.Stuck = r.Reserved, r.Work, r.Stuck
-		_, n.Flapping = flap.Judge(r.Lapses, time.Now())
+		if !r.NotReady.IsZero() {
+			n.NotReady, n.WasReady = r.NotReady.Add(-skew), r.NotReady.After(r.FirstSeen)
+		}
+		if len(r.Lapses) > 0 {
+			until, flapping := flap.Judge(r.Lapses, time.Now().Add(skew))
+			if n.Flapping = flapping; flapping {
+				n.CalmAt = until.Add(-skew)
+			}
+		}
 	}
 	if s.facts != nil && (s.row == nil || s.incarnation == s.row.Incarnation) {
 		n.Facts, n.Incarnation = *s.facts, s.incarnation

@@ -92,7 +92,7 @@ func (r *reconciler) step(ctx context.Context) error {
 	for _, f := range []func() error{
 		func() error { return r.judgeBrake(ctx, nodes, now) },
 		func() error { return r.tell(ctx, nodes) },
-		func() error { return r.takeovers(ctx, lapsed, nodes, now) },
+		func() error { return r.takeovers(ctx, lapsed, nodes) },
 		func() error { return r.pending(ctx, nodes, now) },
 		func() error { return r.drains(ctx, nodes) },
 		func() error { return r.look(ctx, nodes, now) },
@@ -215,7 +215,7 @@ func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
 }
 
 // takeovers moves what may be moved from nodes whose lease is over.
-func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nodes []fleet.Node, now time.Time) error {
+func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nodes []fleet.Node) error {
 	byID := make(map[string]*fleet.Node, len(nodes))
 	for i := range nodes {
 		byID[nodes[i].ID] = &nodes[i]
@@ -233,11 +233,11 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 		if err != nil {
 			return err
 		}
-		d, bucket := fleet.JudgeTakeover(fleet.TakeoverCase{Work: o.Work, Owner: owner, Recent: recent, Brakes: r.brake.States(), Observing: observing}, r.cfg.Takeover, r.bucket, now)
+		d, bucket := fleet.JudgeTakeover(fleet.TakeoverCase{Work: o.Work, Owner: owner, Recent: recent, Brakes: r.brake.States(), Observing: observing}, r.cfg.Takeover, r.bucket, r.dbNow())
 		r.bucket = bucket
 		t := registry.Takeover{
 			Placement: registry.Placement{Work: o.Work.ID, Token: o.Work.Token, Actor: r.cfg.Name, Fence: r.fence},
-			Evidence:  r.evidence(o, owner, now),
+			Evidence:  r.evidence(o, owner),
 		}
 		var v registry.Verdict
 		switch d.Action {
@@ -284,14 +284,16 @@ func (s *Server) recent(ctx context.Context, w fleet.Work) ([]time.Time, error) 
 	return at, nil
 }
 
-// evidence is what is known when work is taken from a node.
-func (r *reconciler) evidence(o registry.Owned, owner fleet.Node, now time.Time) fleet.Evidence {
+// evidence is what is known when work is taken from a node, by the database's
+// clock.
+func (r *reconciler) evidence(o registry.Owned, owner fleet.Node) fleet.Evidence {
+	now := r.dbNow()
 	e := fleet.Evidence{
 		From: o.Work.Owner, FromToken: o.Work.Token, LeaseToken: o.Lease.Token, LeaseState: o.Lease.State,
 		Progress: o.Work.Progress, Silence: now.Add(-owner.Age), Lapse: now.Add(-o.Lease.Over),
 	}
 	if owner.Liveness == fleet.Suspect {
-		e.Suspect = owner.Since
+		e.Suspect = owner.Since.Add(time.Duration(r.skew.Load()))
 	}
 	return e
 }
@@ -360,6 +362,9 @@ func (r *reconciler) home(w fleet.Work, nodes []fleet.Node, now time.Time) strin
 	if w.OnReturn != fleet.KeepOriginal || w.TakenFrom == "" || w.TakenFrom == w.Owner {
 		return ""
 	}
+	if w.State == fleet.Pending { // on its way: judged as if it still were where it was
+		w.State = fleet.Running
+	}
 	for i := range nodes {
 		if nodes[i].ID == w.TakenFrom && fleet.JudgeReturn(w, nodes[i], now, r.conditions()).Action == fleet.Move {
 			return w.TakenFrom
@@ -424,10 +429,10 @@ func (r *reconciler) look(ctx context.Context, nodes []fleet.Node, now time.Time
 		}
 		for _, w := range works {
 			after = w.ID
-			if isStuck(&w, now) {
+			if at, is := w.StuckSince(r.dbNow()); is {
 				stuck[w.ID] = true
 				if !r.stuck[w.ID] {
-					events = append(events, fleet.Event{Kind: fleet.EventStuck, Work: w.ID, Node: w.Owner, Token: w.Token, Code: fleet.CodeStuck, Actor: r.cfg.Name, Text: "no progress since " + since(&w).UTC().Format(time.RFC3339)})
+					events = append(events, fleet.Event{Kind: fleet.EventStuck, Work: w.ID, Node: w.Owner, Token: w.Token, Code: fleet.CodeStuck, Actor: r.cfg.Name, Text: "no progress for " + (time.Duration(w.StuckAfterMS) * time.Millisecond).String() + " at " + at.UTC().Format(time.RFC3339)})
 				}
 			} else if r.stuck[w.ID] {
 				events = append(events, fleet.Event{Kind: fleet.EventUnstuck, Work: w.ID, Node: w.Owner, Token: w.Token, Actor: r.cfg.Name})
@@ -449,21 +454,6 @@ func (r *reconciler) look(ctx context.Context, nodes []fleet.Node, now time.Time
 		}
 	}
 	return r.append(ctx, events)
-}
-
-// since is when an item last got anywhere.
-func since(w *fleet.Work) time.Time {
-	if w.ProgressAt.After(w.Started) {
-		return w.ProgressAt
-	}
-	return w.Started
-}
-
-// isStuck reports whether an item runs without progress for longer than it may.
-// Both instants are the database's; now is this host's and only a few seconds
-// matter.
-func isStuck(w *fleet.Work, now time.Time) bool {
-	return w.StuckAfterMS > 0 && w.State == fleet.Running && now.Sub(since(w)) > time.Duration(w.StuckAfterMS)*time.Millisecond
 }
 
 func sortedKeys[K cmp.Ordered](keys iter.Seq[K], by func(a, b K) int) []K {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,7 @@ type Server struct {
 
 	loaded    atomic.Bool
 	refreshed atomic.Int64 // boot clock of the last complete refresh, ns
+	skew      atomic.Int64 // the database's clock less this host's, ns
 	brakes    atomic.Pointer[[]fleet.BrakeState]
 	active    atomic.Bool // this replica reconciles
 	cursor    registry.Cursor
@@ -169,13 +171,17 @@ func (s *Server) take(row *registry.Node, read time.Duration) {
 		return
 	}
 	at := s.in.at()
+	if !row.LastSeen.IsZero() {
+		passed := clock.Now().Boot - read
+		s.skew.Store(int64(row.LastSeen.Add(row.Age).Sub(time.Now().Add(-passed))))
+	}
 	n := s.in.slot(row.ID)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.row != nil && row.Orders < n.row.Orders && row.Incarnation == n.row.Incarnation {
 		return // an older reading that was overtaken
 	}
-	if row.Incarnation != "" && row.Incarnation != n.incarnation && !containsString(n.replaced[:], row.Incarnation) {
+	if row.Incarnation != "" && row.Incarnation != n.incarnation && !slices.Contains(n.replaced[:], row.Incarnation) {
 		n.become(row.Incarnation)
 	}
 	n.see(row.Lease, read)
@@ -189,14 +195,9 @@ func (s *Server) take(row *registry.Node, read time.Duration) {
 	n.row = row
 }
 
-func containsString(list []string, s string) bool {
-	for _, each := range list {
-		if each == s {
-			return true
-		}
-	}
-	return false
-}
+// dbNow is the present by the database's clock. Instants that the registry keeps
+// are judged by it and by no other.
+func (s *Server) dbNow() time.Time { return time.Now().Add(time.Duration(s.skew.Load())) }
 
 // touch reads one node's row now, after this replica changed it.
 func (s *Server) touch(ctx context.Context, node string) {

@@ -23,7 +23,7 @@ func (s *Server) Nodes() []fleet.Node {
 	for _, n := range slots {
 		n.mu.Lock()
 		if n.row != nil {
-			nodes = append(nodes, n.node(at, now, s.cfg.Flap))
+			nodes = append(nodes, n.node(at, now, time.Duration(s.skew.Load()), s.cfg.Flap))
 		}
 		n.mu.Unlock()
 	}
@@ -82,7 +82,7 @@ func (s *Server) authoritativeNode(ctx context.Context, id string) (fleet.Node, 
 	if n.row == nil {
 		return fleet.Node{}, api.Refuse(fleet.CodeNoSuchNode, "no node %q has joined", id)
 	}
-	return n.node(at, now, s.cfg.Flap), nil
+	return n.node(at, now, time.Duration(s.skew.Load()), s.cfg.Flap), nil
 }
 
 // conditions are what the rules need beside the nodes.
