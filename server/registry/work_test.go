@@ -374,6 +374,31 @@ func TestStopAndMove(t *testing.T) {
 	})
 }
 
+// A late report of an earlier assignment to the same node changes nothing.
+func TestTokenDecides(t *testing.T) {
+	both(t, func(t *testing.T, b *bed) {
+		l := b.node("n1", 9)
+		b.run("w", "n1", l, true)
+		v, err := b.Move(b.ctx, registry.Fence{}, "w", registry.Order{Actor: "a", Reason: "r"})
+		b.code("", v, err)
+		b.code("", b.report("w", "n1", 1, l, fleet.Stopped), nil)
+		v, err = b.Place(b.ctx, registry.Placement{Work: "w", Token: 1, Node: "n1", Lease: l})
+		b.code("", v, err)
+		for _, state := range []fleet.WorkState{fleet.Running, fleet.Stopping, fleet.Stopped, fleet.Failed, fleet.Succeeded} {
+			b.code(fleet.CodeStaleToken, b.report("w", "n1", 1, l, state), nil)
+			b.code(fleet.CodeStaleToken, b.report("w", "n1", 3, l, state), nil)
+		}
+		b.is("w", fleet.Placed, "n1", 2)
+		b.lapse("node/n1")
+		l2 := b.node("n2", 9)
+		v, err = b.Takeover(b.ctx, takeover("w", "n1", 1, l, "n2", l2))
+		b.code(fleet.CodeStaleToken, v, err)
+		v, err = b.ReleaseToPending(b.ctx, takeover("w", "n1", 1, l, "", 0))
+		b.code(fleet.CodeStaleToken, v, err)
+		b.is("w", fleet.Placed, "n1", 2)
+	})
+}
+
 // The owner's term decides over its reports: live also when revoked, until it
 // ends.
 func TestLiveTerm(t *testing.T) {
