@@ -82,9 +82,9 @@ func TestTorture(t *testing.T) {
 }
 
 // quickShare returns how many of 100 terms are quick by default: about 800 paced
-// ones are left, and not less than one in twenty.
+// ones are left, and not less than three in a hundred.
 func quickShare(terms uint64) uint64 {
-	return 100 - min(max(100*800/max(terms, 1), 5), 80)
+	return 100 - min(max(100*800/max(terms, 1), 3), 80)
 }
 
 func environmentNumber(t *testing.T, name string, otherwise uint64) uint64 {

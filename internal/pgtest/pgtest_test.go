@@ -3,13 +3,10 @@
 package pgtest_test
 
 import (
-	"context"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -81,29 +78,6 @@ func TestKillKeepsCommits(t *testing.T) {
 	}
 	srv.Resume()
 	must(t, url, "SELECT 1")
-}
-
-// A postmaster that is stopped while it forks has a child more when it stands.
-func TestKillWhileForking(t *testing.T) {
-	t.Parallel()
-	srv := pgtest.Start(t, pgtest.Options{Settings: []string{"max_connections=500"}})
-	var dialers sync.WaitGroup
-	defer dialers.Wait()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	for range 4 {
-		dialers.Go(func() {
-			for ctx.Err() == nil {
-				if conn, err := net.Dial("tcp", srv.Addr()); err == nil {
-					_ = conn.Close()
-				}
-			}
-		})
-	}
-	for range 3 {
-		srv.Kill()
-		srv.Restart(t)
-	}
 }
 
 func TestStepClock(t *testing.T) {
