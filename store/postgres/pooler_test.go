@@ -204,7 +204,7 @@ func TestPoolerConformance(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		results, err := conn.Exec(bounded(t), "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'; SELECT 1 FROM pg_prepared_statements").ReadAll()
+		results, err := conn.Exec(bounded(t), "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid(); SELECT 1 FROM pg_prepared_statements").ReadAll()
 		if err != nil {
 			t.Fatal(err)
 		}
