@@ -36,8 +36,9 @@ type Config struct {
 
 	// AttemptTimeout is how long one replica may take to answer, where the call's
 	// context leaves that long. A call that has several replicas left to ask gives
-	// each an equal share of its time, if that is less. Default 5 s. Longer waits
-	// longer for a dead replica; shorter takes a slow one for dead.
+	// each an equal share of its time, if that is less. A Store asks one replica a
+	// call and gives it all of the context's time, if that has an end. Default 5 s.
+	// Longer waits longer for a dead replica; shorter takes a slow one for dead.
 	AttemptTimeout time.Duration
 
 	// MaxBody bounds an answer in bytes. Default 64 MiB.
@@ -285,7 +286,9 @@ func (c *Client) failed(base *url.URL, r call, ctx context.Context, err error) e
 // attempt sends r to one replica, with left tries to come, this one included.
 func (c *Client) attempt(ctx context.Context, base *url.URL, r call, body []byte, left int, out any, check func() string) error {
 	limit := c.timeout + r.wait
-	if deadline, ok := ctx.Deadline(); ok && left > 1 {
+	if deadline, ok := ctx.Deadline(); ok && r.once {
+		limit = time.Until(deadline) // the caller's to choose: a large batch takes its time
+	} else if ok && left > 1 {
 		limit = min(limit, time.Until(deadline)/time.Duration(left))
 	}
 	attempt, cancel := context.WithTimeout(ctx, limit)

@@ -181,7 +181,9 @@ func TestUnknownOutcome(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			t.Parallel()
 			a, b := newReplica(t, never), newReplica(t, never)
-			err := c.call(t.Context(), client(t, api.Config{AttemptTimeout: 50 * time.Millisecond}, a.URL, b.URL))
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			err := c.call(ctx, client(t, api.Config{AttemptTimeout: 50 * time.Millisecond}, a.URL, b.URL))
 			if !errors.Is(err, store.ErrUnavailable) || store.Definite(err) {
 				t.Errorf("got error %v, want one that leaves the outcome unknown", err)
 			}
@@ -212,6 +214,29 @@ func TestStoreNextReplica(t *testing.T) {
 	}
 	if rec, err := st.Get(t.Context(), "a"); err != nil || rec.Status != store.Released {
 		t.Errorf("the call after it: got %+v and error %v", rec, err)
+	}
+}
+
+// TestStorePatience: a store gives a slow answer all the time that its caller
+// has, and no more than an attempt's where the caller has no end.
+func TestStorePatience(t *testing.T) {
+	t.Parallel()
+	const attempt = 20 * time.Millisecond
+	slow := newReplica(t, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-time.After(20 * attempt):
+			reply(w, 200, api.Record{Name: "a", Status: store.Released})
+		case <-r.Context().Done():
+		}
+	})
+	st := api.NewStore(client(t, api.Config{AttemptTimeout: attempt}, slow.URL))
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	if _, err := st.Get(ctx, "a"); err != nil {
+		t.Errorf("with time left: got error %v", err)
+	}
+	if _, err := st.Get(t.Context(), "a"); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("without a limit: got error %v, want no answer", err)
 	}
 }
 
