@@ -92,7 +92,8 @@ func (s *Server) Beat(ctx context.Context, b *api.Beat) (api.BeatReply, error) {
 	}
 	reply := api.BeatReply{Node: b.Node, IntervalMS: s.cfg.Interval.Milliseconds()}
 	n := s.in.slot(b.Node)
-	now, at := clock.Now().Boot, s.in.at()
+	now := clock.Now().Boot
+	at := s.in.atBoot(now)
 	lateness := time.Duration(b.LateMS) * time.Millisecond
 
 	n.mu.Lock()
@@ -199,7 +200,7 @@ func (s *Server) facts(ctx context.Context, b *api.Beat, n *slot, reply *api.Bea
 	}
 	facts := n.facts
 	reply.NeedFacts = facts == nil || n.version != b.FactsVersion
-	known := facts == nil || n.row != nil && n.row.Incarnation == b.Incarnation && sameFacts(&n.row.Facts, facts)
+	known := facts == nil || n.row != nil && n.row.Incarnation == b.Incarnation && n.agrees()
 	n.mu.Unlock()
 	if known {
 		return nil
@@ -226,14 +227,14 @@ func (s *Server) renew(ctx context.Context, b *api.Beat, n *slot, reply *api.Bea
 	if err != nil {
 		return err
 	}
-	n.renewed(&result, reply)
+	n.renewed(&result, reply, clock.Now().Boot)
 	s.counts.add("renewal", string(reply.Renewed.Code))
 	return nil
 }
 
-// renewed notes what came of a renewal.
-func (s *slot) renewed(result *store.Result, reply *api.BeatReply) {
-	now := clock.Now().Boot
+// renewed notes what came of a renewal, as it is known at an instant of the boot
+// clock.
+func (s *slot) renewed(result *store.Result, reply *api.BeatReply, now time.Duration) {
 	reply.Renewed = new(api.NewResult(*result))
 	if result.Record.Name != "" {
 		s.mu.Lock()

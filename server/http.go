@@ -67,8 +67,9 @@ func (s *Server) Handler(cfg HTTPConfig) http.Handler {
 	h.registerEvents(a)
 	h.registerConfig(a)
 	h.describeBeats(a)
-	mux.Handle("POST "+beatPath, h.plain(h.beat))
-	mux.Handle("POST "+beatsPath, h.plain(h.beats))
+	for _, path := range []string{beatPath, beatsPath} { // which ServeHTTP serves; for the other methods
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { h.serveBeats(w, r, identity(r.Context())) })
+	}
 	mux.Handle("GET /v1/openapi.json", h.plain(serveDocument(a)))
 	mux.Handle("GET /metrics", h.metrics())
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { health(w, nil) })
@@ -102,35 +103,43 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		endpoint.Problem(w, err)
 		return
 	}
-	r = r.WithContext(withIdentity(r.Context(), id))
-	if r.Method == http.MethodPost { // the way of most requests
-		switch r.URL.Path {
-		case beatPath:
-			h.plain(h.beat).ServeHTTP(w, r)
-			return
-		case beatsPath:
-			h.plain(h.beats).ServeHTTP(w, r)
-			return
-		}
+	if r.Method == http.MethodPost && (r.URL.Path == beatPath || r.URL.Path == beatsPath) {
+		h.serveBeats(w, r, id) // the way of most requests
+		return
 	}
-	h.routes.ServeHTTP(w, r)
+	h.routes.ServeHTTP(w, r.WithContext(withIdentity(r.Context(), id)))
+}
+
+// serveBeats serves POST beat and beats.
+func (h *handler) serveBeats(w http.ResponseWriter, r *http.Request, id Identity) {
+	defer h.recover(w, r)
+	take := h.beat
+	if r.URL.Path == beatsPath {
+		take = h.beats
+	}
+	if err := take(w, r, id); err != nil {
+		endpoint.Problem(w, err)
+	}
+}
+
+// recover answers for a handler that failed by a defect.
+func (h *handler) recover(w http.ResponseWriter, r *http.Request) {
+	fault := recover()
+	if fault == nil {
+		return
+	}
+	if err, ok := fault.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(fault) // net/http's own way to cut a connection
+	}
+	h.log.Error("request failed by a defect", "path", r.URL.Path, "err", fmt.Sprint(fault), "stack", string(debug.Stack()))
+	endpoint.Problem(w, api.Refuse(api.CodeFault, "the server failed at %s by a defect of its own; its log says more", r.URL.Path))
 }
 
 // plain returns a handler that answers errors and defects of serve as package
 // endpoint does.
 func (h *handler) plain(serve func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		defer func() {
-			fault := recover()
-			if fault == nil {
-				return
-			}
-			if err, ok := fault.(error); ok && errors.Is(err, http.ErrAbortHandler) {
-				panic(fault) // net/http's own way to cut a connection
-			}
-			h.log.Error("request failed by a defect", "path", r.URL.Path, "err", fmt.Sprint(fault), "stack", string(debug.Stack()))
-			endpoint.Problem(w, api.Refuse(api.CodeFault, "the server failed at %s by a defect of its own; its log says more", r.URL.Path))
-		}()
+		defer h.recover(w, r)
 		if err := serve(w, r); err != nil {
 			endpoint.Problem(w, err)
 		}

@@ -1,12 +1,12 @@
 package server
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -31,22 +31,22 @@ const (
 )
 
 // bodies are buffers for bodies and answers. A large one is not kept.
-var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+var bodies = sync.Pool{New: func() any { return new([]byte) }}
 
-func keepBody(buf *bytes.Buffer) {
-	if buf.Cap() <= 256<<10 {
-		buf.Reset()
+func keepBody(buf *[]byte) {
+	if cap(*buf) <= 256<<10 {
+		*buf = (*buf)[:0]
 		bodies.Put(buf)
 	}
 }
 
 // beat serves POST beat.
-func (h *handler) beat(w http.ResponseWriter, r *http.Request) error {
+func (h *handler) beat(w http.ResponseWriter, r *http.Request, id Identity) error {
 	var b api.Beat
 	if err := h.takeBeats(r, maxBeat, &b); err != nil {
 		return err
 	}
-	if err := identity(r.Context()).speaksFor(b.Node); err != nil {
+	if err := id.speaksFor(b.Node); err != nil {
 		return err
 	}
 	reply, err := h.Beat(r.Context(), &b)
@@ -57,12 +57,11 @@ func (h *handler) beat(w http.ResponseWriter, r *http.Request) error {
 }
 
 // beats serves POST beats.
-func (h *handler) beats(w http.ResponseWriter, r *http.Request) error {
+func (h *handler) beats(w http.ResponseWriter, r *http.Request, id Identity) error {
 	var b api.Beats
 	if err := h.takeBeats(r, maxRelay, &b); err != nil {
 		return err
 	}
-	id := identity(r.Context())
 	for i := range b.Beats {
 		if err := id.speaksFor(b.Beats[i].Node); err != nil {
 			return err
@@ -85,29 +84,45 @@ func (h *handler) takeBeats(r *http.Request, most int64, v any) error {
 			return api.Refuse(api.CodeMediaType, "the body must be declared as Content-Type: application/json")
 		}
 	}
-	buf := bodies.Get().(*bytes.Buffer)
+	buf := bodies.Get().(*[]byte)
 	defer keepBody(buf)
-	if r.ContentLength > most {
-		return tooLarge(most)
+	if err := readBody(r, most, buf); err != nil {
+		return err
 	}
-	// One byte more than is allowed tells a body that is too large. A slow one ends
-	// with the server's ReadTimeout.
-	if _, err := buf.ReadFrom(io.LimitReader(r.Body, most+1)); err != nil {
-		return api.RefuseInvalid("body", "", "a whole body within "+readTimeout.String())
-	}
-	if int64(buf.Len()) > most {
-		return tooLarge(most)
-	}
-	err := jsonv2.Unmarshal(buf.Bytes(), v, jsonv2.RejectUnknownMembers(true))
+	err := jsonv2.Unmarshal(*buf, v, jsonv2.RejectUnknownMembers(true))
 	if err == nil {
 		return nil
 	}
 	// The usual decoder words refusals as everywhere else. What it would let
 	// through has a name twice, or in other letters.
-	if err := endpoint.Decode(buf.Bytes(), v); err != nil {
+	if err := endpoint.Decode(*buf, v); err != nil {
 		return err
 	}
 	return api.RefuseInvalid("body", "", err.Error())
+}
+
+// readBody appends the body of r to buf. A slow one ends with the server's
+// ReadTimeout.
+func readBody(r *http.Request, most int64, buf *[]byte) error {
+	if r.ContentLength > most {
+		return tooLarge(most)
+	}
+	b := slices.Grow(*buf, int(min(max(r.ContentLength, 0), 64<<10))+512)
+	for {
+		n, err := r.Body.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		*buf = b
+		switch {
+		case int64(len(b)) > most:
+			return tooLarge(most)
+		case err == io.EOF: //nolint:errorlint // what io.Reader promises
+			return nil
+		case err != nil:
+			return api.RefuseInvalid("body", "", "a whole body within "+readTimeout.String())
+		case len(b) == cap(b):
+			b = slices.Grow(b, len(b))
+		}
+	}
 }
 
 func tooLarge(most int64) error {
@@ -121,15 +136,15 @@ func notReady(err error) error {
 }
 
 func answerBeats(w http.ResponseWriter, encode func(*encoder)) error {
-	buf := bodies.Get().(*bytes.Buffer)
+	buf := bodies.Get().(*[]byte)
 	defer keepBody(buf)
-	e := encoder{b: buf.AvailableBuffer()}
+	e := encoder{b: *buf}
 	encode(&e)
+	e.b = append(e.b, '\n')
+	*buf = e.b
 	if e.err != nil {
 		return fmt.Errorf("answer: %w", e.err)
 	}
-	e.b = append(e.b, '\n')
-	buf.Write(e.b) // grows the buffer if the answer outgrew it, for the next one
 	header := w.Header()
 	header["Content-Type"] = jsonType
 	header["Cache-Control"] = noStore

@@ -50,7 +50,7 @@ type slot struct {
 
 	row     *registry.Node // as read last; nil if the registry has none
 	agreed  agreement
-	changed chan struct{}  // closed when row.Orders changes
+	changed chan struct{} // closed when row.Orders changes
 }
 
 // agreement is a row of the registry that was found to have what a node says of
@@ -76,7 +76,10 @@ func newIngest(cfg *Config) (*ingest, error) {
 }
 
 // at is the present instant on the listened axis.
-func (i *ingest) at() time.Duration { return i.observer.Load().At(clock.Now().Boot) }
+func (i *ingest) at() time.Duration { return i.atBoot(clock.Now().Boot) }
+
+// atBoot is an instant of the boot clock on the listened axis.
+func (i *ingest) atBoot(boot time.Duration) time.Duration { return i.observer.Load().At(boot) }
 
 // slot returns the node's slot; it makes one if there is none.
 func (i *ingest) slot(id string) *slot {

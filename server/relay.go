@@ -29,7 +29,8 @@ func (s *Server) Beats(ctx context.Context, beats []api.Beat) []api.BeatReply {
 	slots := make([]*slot, len(beats))
 	steady := uint64(0)
 	var news []int
-	now, at := clock.Now().Boot, s.in.at()
+	now := clock.Now().Boot
+	at := s.in.atBoot(now)
 	for i := range beats {
 		b, reply := &beats[i], &replies[i]
 		reply.Node, reply.IntervalMS = b.Node, interval
@@ -77,9 +78,13 @@ func (s *Server) Beats(ctx context.Context, beats []api.Beat) []api.BeatReply {
 			replies[i].Code, replies[i].Text = fleet.Code(e.Code), e.Message
 		}
 	} else {
+		renewals, now := map[string]uint64{}, clock.Now().Boot
 		for k, i := range renewing {
-			slots[i].renewed(&results[k], &replies[i])
-			s.counts.add("renewal", string(replies[i].Renewed.Code))
+			slots[i].renewed(&results[k], &replies[i], now)
+			renewals[string(replies[i].Renewed.Code)]++
+		}
+		for code, n := range renewals {
+			s.counts.addN("renewal", code, n)
 		}
 	}
 	all.Wait()
@@ -94,7 +99,7 @@ func (s *slot) steady(b *api.Beat, at, now time.Duration, reply *api.BeatReply) 
 	defer s.mu.Unlock()
 	row := s.row
 	if row == nil || s.incarnation != b.Incarnation || row.Incarnation != b.Incarnation || b.Seq <= s.seq ||
-		s.facts == nil || s.version != b.FactsVersion || row.Orders != b.Orders || !sameFacts(&row.Facts, s.facts) {
+		s.facts == nil || s.version != b.FactsVersion || row.Orders != b.Orders || !s.agrees() {
 		return false
 	}
 	s.hear(at, time.Duration(b.LateMS)*time.Millisecond, now)
@@ -104,4 +109,14 @@ func (s *slot) steady(b *api.Beat, at, now time.Duration, reply *api.BeatReply) 
 	s.seq = b.Seq
 	reply.Intent = row.Intent.State()
 	return true
+}
+
+// agrees reports whether the registry has the facts that the node told last. The
+// caller holds s.mu.
+func (s *slot) agrees() bool {
+	now := agreement{s.row, s.facts}
+	if s.agreed != now && sameFacts(&s.row.Facts, s.facts) {
+		s.agreed = now
+	}
+	return s.agreed == now
 }
