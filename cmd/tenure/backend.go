@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tenurehq/tenure/server/registry"
 	"github.com/tenurehq/tenure/store"
 	"github.com/tenurehq/tenure/store/memory"
 )
@@ -19,6 +20,9 @@ import (
 const storeHelp = `The store is named by --store or TENURE_STORE:
   sqlite:PATH or PATH         a SQLite file; it protects this one machine
   postgres://USER@HOST/NAME   a Postgres database; it protects every machine that uses it
+  tenure://HOST:PORT          the store of a tenure server, tenures:// over TLS; more of its
+                              replicas follow as ,HOST:PORT. The credential is in
+                              TENURE_SERVER_TOKEN, an authority of your own in TENURE_SERVER_CA
 Without either it is a SQLite file of this user, $XDG_STATE_HOME/tenure/tenure.db or
 ~/.local/state/tenure/tenure.db, and /var/lib/tenure/tenure.db for root. That file
 protects the jobs of one user on one machine: "tenure doctor" shows which file is used.`
@@ -33,6 +37,13 @@ type backend interface {
 	Check(ctx context.Context) error
 }
 
+// fleetBackend is a backend whose database holds the fleet's tables too.
+type fleetBackend interface {
+	backend
+	// Fleet returns the registry in the same database.
+	Fleet() (*registry.Registry, error)
+}
+
 // closeFunc closes what openStore opened. It does not fail and may be called once.
 type closeFunc func()
 
@@ -42,12 +53,14 @@ type kind string
 const (
 	kindSQLite   kind = "sqlite"
 	kindPostgres kind = "postgres"
+	kindTenure   kind = "tenure" // of a server
 )
 
 // location says where a store is.
 type location struct {
 	kind kind
-	// target is the file's path or the server's URL, with its password.
+	// target is the file's path or the database's URL, with its password, or the
+	// tenure server's.
 	target string
 	// fromEnv says that TENURE_STORE names it.
 	fromEnv bool
@@ -58,7 +71,10 @@ type location struct {
 
 // String names the store for people, without a password.
 func (l location) String() string {
-	if l.kind == kindPostgres {
+	switch l.kind {
+	case kindTenure:
+		return l.target
+	case kindPostgres:
 		u, err := url.Parse(l.target)
 		if err != nil {
 			return "postgres://…"
@@ -153,10 +169,15 @@ func locate(s string) (location, error) {
 			return bad("not a URL of the form postgres://USER@HOST:PORT/NAME (write / : @ ? # % in a user or password as %2F %3A %40 %3F %23 %25)")
 		}
 		return location{kind: kindPostgres, target: scheme + s[len(scheme):]}, nil
+	case "tenure:", "tenures:":
+		if _, err := parseServers(s); err != nil {
+			return bad("not a URL of the form tenure://HOST:PORT or tenures://HOST:PORT, without a user, a path or a query (the credential is in TENURE_SERVER_TOKEN)")
+		}
+		return location{kind: kindTenure, target: s}, nil
 	case "memory:":
 		return bad(errMemory.Error())
 	default:
-		return bad("no such kind of store; use sqlite:PATH, a path (./" + filepath.Base(s) + " if the name holds a colon) or postgres://USER@HOST/NAME")
+		return bad("no such kind of store; use sqlite:PATH, a path (./" + filepath.Base(s) + " if the name holds a colon), postgres://USER@HOST/NAME or tenure://HOST:PORT")
 	}
 }
 
@@ -321,6 +342,8 @@ func connect(ctx context.Context, loc location) (backend, closeFunc, error) {
 		return connectSQLite(ctx, loc.target)
 	case kindPostgres:
 		return connectPostgres(ctx, loc.target)
+	case kindTenure:
+		return connectTenure(loc.target)
 	}
 	return nil, nil, fmt.Errorf("no backend for %q", loc.kind)
 }

@@ -2,13 +2,34 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/tenurehq/tenure/server/registry"
 	"github.com/tenurehq/tenure/store/postgres"
 )
+
+// leastConns is how many connections the pool of one process may grow to if the
+// URL does not say (pool_max_conns): enough for a server, which uses several at
+// once whatever the number of processors.
+const leastConns = 16
+
+// postgresBackend is a Postgres database with the leases and, if it has them,
+// the fleet.
+type postgresBackend struct {
+	*postgres.Store
+	db *sql.DB // over the same pool
+}
+
+// Fleet implements fleetBackend.
+func (b *postgresBackend) Fleet() (*registry.Registry, error) {
+	return registry.New(b.db, registry.Config{Dialect: registry.Postgres})
+}
 
 // connectPostgres prepares connections to the server at url. None is made
 // before the first request.
@@ -20,6 +41,9 @@ func connectPostgres(ctx context.Context, url string) (backend, closeFunc, error
 	if cfg.ConnConfig.Database == "" {
 		return nil, nil, badStore("store %s: names no database, and the user's name is not taken for one: write postgres://USER@HOST/NAME", location{kind: kindPostgres, target: url})
 	}
+	if !strings.Contains(url, "pool_max_conns") {
+		cfg.MaxConns = max(cfg.MaxConns, leastConns)
+	}
 	cfg.ConnConfig.RuntimeParams["application_name"] = "tenure"
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
@@ -30,7 +54,8 @@ func connectPostgres(ctx context.Context, url string) (backend, closeFunc, error
 		pool.Close()
 		return nil, nil, err
 	}
-	return st, func() { st.Close(); closePool(pool) }, nil
+	db := stdlib.OpenDBFromPool(pool)
+	return &postgresBackend{st, db}, func() { st.Close(); db.Close(); closePool(pool) }, nil
 }
 
 // closePool ends the connections of pool, but waits only shortly for a server

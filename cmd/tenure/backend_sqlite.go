@@ -7,8 +7,26 @@ import (
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
+	"github.com/tenurehq/tenure/server/registry"
 	"github.com/tenurehq/tenure/store/sqlite"
 )
+
+// sqliteBackend is a SQLite file with the leases and, if it has them, the fleet.
+type sqliteBackend struct {
+	*sqlite.Store
+	db *sql.DB
+}
+
+// Fleet implements fleetBackend.
+func (b *sqliteBackend) Fleet() (*registry.Registry, error) {
+	host, err := sqlite.ThisHost()
+	if err != nil {
+		return nil, err
+	}
+	return registry.New(b.db, registry.Config{
+		Dialect: registry.SQLite, Clock: registry.Clock{Domain: host.Domain, Boot: host.Boot, Wall: host.Wall},
+	})
+}
 
 // connectSQLite opens the file at path, which need not exist yet.
 func connectSQLite(_ context.Context, path string) (backend, closeFunc, error) {
@@ -21,7 +39,7 @@ func connectSQLite(_ context.Context, path string) (backend, closeFunc, error) {
 		db.Close()
 		return nil, nil, err
 	}
-	return st, func() {
+	return &sqliteBackend{st, db}, func() {
 		_ = st.Close() // the answers were given; what was acknowledged is synced
 		db.Close()
 	}, nil

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -78,6 +79,11 @@ does not hold.`, exitOK, exitWarnings, exitBroken),
 				return explain(loc, err)
 			}
 		}
+		more, err := diagnoseFleet(ctx, st)
+		if err != nil {
+			return explain(loc, err)
+		}
+		findings = append(findings, more...)
 		for i := range findings {
 			f := &findings[i]
 			f.Text, f.Fix = loc.complete(words(f.Text)), loc.complete(f.Fix)
@@ -88,6 +94,26 @@ does not hold.`, exitOK, exitWarnings, exitBroken),
 		return severityExit(findings)
 	})
 	return cmd
+}
+
+// diagnoseFleet says what a server would miss in the database. Leases alone need
+// none of it.
+func diagnoseFleet(ctx context.Context, st backend) ([]store.Finding, error) {
+	f, ok := st.(fleetBackend)
+	if !ok {
+		return nil, nil
+	}
+	reg, err := f.Fleet()
+	if err != nil {
+		return nil, err
+	}
+	err = reg.Check(ctx)
+	if errors.Is(err, store.ErrSchema) || errors.Is(err, store.ErrPermission) {
+		return []store.Finding{{
+			Code: "no_fleet", Severity: store.Info, Text: "no tenure server can use it yet: " + words(err.Error()), Fix: "tenure migrate",
+		}}, nil
+	}
+	return nil, err
 }
 
 // severityExit is the exit of a diagnosis: by its worst finding.

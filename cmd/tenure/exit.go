@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tenurehq/tenure/api"
+	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/store"
 )
 
@@ -23,8 +25,8 @@ import (
 const (
 	exitOK          = 0
 	exitUsage       = 64  // a bad argument, flag, name, URL or duration
-	exitNotFound    = 66  // no such lease
-	exitUnavailable = 69  // the store did not answer, or is busy
+	exitNotFound    = 66  // no such lease, node or work item
+	exitUnavailable = 69  // the store or the server did not answer, or is busy
 	exitInternal    = 70  // a fault in tenure itself
 	exitNotAcquired = 75  // somebody else holds the lease; try later
 	exitPermission  = 77  // the store or the system does not allow it
@@ -35,6 +37,10 @@ const (
 	exitConflict    = 82  // the term is not the current one, nothing was changed
 	exitWarnings    = 83  // doctor: at least one warning
 	exitBroken      = 84  // doctor: a promise does not hold
+	exitNoCapacity  = 85  // no node has room for the work
+	exitReplaced    = 86  // agent: another incarnation has the node's name
+	exitNotDrained  = 87  // nodes drain --wait-for: not drained in that time
+	exitDemo        = 88  // up --demo: an expected thing was not observed
 	exitNotExec     = 126 // the command cannot be started: not executable
 	exitNoCommand   = 127 // the command cannot be started: not found
 )
@@ -46,8 +52,8 @@ var exitCodes = []struct {
 }{
 	{exitOK, "done"},
 	{exitUsage, "usage: a bad argument, flag, name, URL or duration"},
-	{exitNotFound, "no such lease"},
-	{exitUnavailable, "the store is busy or cannot be reached: no answer, no such database, a certificate that does not count"},
+	{exitNotFound, "no such lease, node or work item"},
+	{exitUnavailable, "the store or the server is busy or cannot be reached: no answer, no such database, a certificate that does not count"},
 	{exitInternal, "a fault in tenure itself"},
 	{exitNotAcquired, "not acquired: somebody else holds the lease"},
 	{exitPermission, "not permitted, wrong password, or the store is read-only"},
@@ -55,9 +61,13 @@ var exitCodes = []struct {
 	{exitSlotDone, "the slot is done already: somebody else ran it"},
 	{exitLost, "the lease was lost while the command ran"},
 	{exitNoProgress, "the command made no progress and was stopped"},
-	{exitConflict, "the token is not the current one; nothing was changed"},
+	{exitConflict, "the token is not the current one, or a node or work item is in another state than that needs; nothing was changed"},
 	{exitWarnings, "doctor: at least one warning"},
 	{exitBroken, "doctor: a promise does not hold"},
+	{exitNoCapacity, "work submit: no node has room for it"},
+	{exitReplaced, "agent: another process has taken over the node's name, so this one is fenced for good"},
+	{exitNotDrained, "nodes drain: not drained within --wait-for, or the drain was called off"},
+	{exitDemo, "up --demo: something that it shows was not observed in time"},
 	{exitNotExec, "the command cannot be started: not executable"},
 	{exitNoCommand, "the command cannot be started: not found"},
 }
@@ -123,6 +133,32 @@ var codeExits = map[store.Code]int{
 	store.CodeInvalid:     exitUsage,
 }
 
+// fleetExits maps the reason codes of a server to exit codes, beside those of
+// package store.
+var fleetExits = map[string]int{
+	string(fleet.CodeNoSuchNode):    exitNotFound,
+	string(fleet.CodeNoSuchWork):    exitNotFound,
+	string(fleet.CodeNoCapacity):    exitNoCapacity,
+	string(fleet.CodeWorkExists):    exitConflict,
+	string(fleet.CodeWrongState):    exitConflict,
+	string(fleet.CodeNotOwner):      exitConflict,
+	string(fleet.CodeStaleToken):    exitConflict,
+	string(fleet.CodeNoLease):       exitConflict,
+	string(fleet.CodeLeaseLapsed):   exitConflict,
+	string(fleet.CodeLeaseReleased): exitConflict,
+	string(fleet.CodeLeaseRevoked):  exitConflict,
+	string(fleet.CodeDuplicateNode): exitConflict,
+	string(fleet.CodeReplaced):      exitReplaced,
+	string(fleet.CodeHostGone):      exitUnavailable,
+	string(fleet.CodeBrake):         exitUnavailable,
+	string(fleet.CodeObserving):     exitUnavailable,
+	api.CodeNotReady:                exitUnavailable,
+	api.CodeUnauthorized:            exitPermission,
+	api.CodeForbidden:               exitPermission,
+	api.CodeFault:                   exitUnavailable,
+	api.CodeTooLarge:                exitUsage,
+}
+
 // asExit gives err the exit code of its kind, unless it has one.
 func asExit(err error) error {
 	if err == nil {
@@ -133,6 +169,11 @@ func asExit(err error) error {
 		return err
 	}
 	code, ok := codeExits[store.Classify(err)]
+	if refusal, refused := errors.AsType[*api.Error](err); refused {
+		if fleetCode, known := fleetExits[refusal.Code]; known {
+			code, ok = fleetCode, true
+		}
+	}
 	if !ok {
 		code = exitInternal
 	}
@@ -140,9 +181,21 @@ func asExit(err error) error {
 }
 
 // action makes a cobra action of f: its context ends at SIGINT or SIGTERM, and
-// its errors carry an exit code. An error without one is then cobra's own,
-// about the arguments.
+// its errors carry an exit code, that of the signal if there was one. An error
+// without one is then cobra's own, about the arguments.
 func action(f func(ctx context.Context, cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
+	return signalled(f, func(stopped, _ error) error { return stopped })
+}
+
+// daemon is action for what is meant to run until it is told to end: an end in
+// order is exit code 0. A second signal ends it at once.
+func daemon(f func(ctx context.Context, cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
+	return signalled(f, func(_, err error) error { return asExit(err) })
+}
+
+// signalled runs f under a context that ends at a signal. end chooses what comes
+// of the signal and of f's error then.
+func signalled(f func(ctx context.Context, cmd *cobra.Command, args []string) error, end func(stopped, err error) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithCancelCause(cmd.Context())
 		defer cancel(nil)
@@ -152,6 +205,7 @@ func action(f func(ctx context.Context, cmd *cobra.Command, args []string) error
 		go func() {
 			select {
 			case s := <-signals:
+				signal.Stop(signals)
 				n, _ := s.(syscall.Signal)
 				cancel(&exitError{code: 128 + int(n)})
 			case <-ctx.Done():
@@ -160,7 +214,7 @@ func action(f func(ctx context.Context, cmd *cobra.Command, args []string) error
 		err := f(ctx, cmd, args)
 		var stopped *exitError
 		if errors.As(context.Cause(ctx), &stopped) {
-			return stopped
+			return end(stopped, err)
 		}
 		return asExit(err)
 	}

@@ -1,4 +1,5 @@
-// Command tenure runs jobs under leases and looks after the leases of a store.
+// Command tenure runs jobs under leases, looks after the leases of a store, and is
+// the server, the agent and the tools of a fleet.
 //
 // It is the one binary of the project and the only place that names concrete
 // backends (backend.go). What it prints on standard output is the answer that
@@ -56,9 +57,11 @@ func execute(ctx context.Context, args []string, con console) int {
 func newRoot(con console) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "tenure",
-		Short: "Run jobs under leases, and look after the leases",
+		Short: "Run jobs under leases, and work on a fleet of hosts",
 		Long: `tenure decides who may act: it keeps leases with fencing tokens in a database
-that you already run, and runs jobs so that two copies do not overlap.
+that you already run, and runs jobs so that two copies do not overlap. A server
+and an agent on each host make a fleet of it, on which work is placed, moved once
+if its host is lost, and drained. "tenure up --demo" shows all of it here.
 
 ` + storeHelp + `
 
@@ -76,10 +79,21 @@ that you already run, and runs jobs so that two copies do not overlap.
 	root.AddCommand(
 		newRun(con),
 		newLease(con),
+		newUp(con),
+		newServer(),
+		newAgent(),
+		newNodes(con),
+		newWork(),
+		newWhy(),
+		newEvents(),
+		newBrake(),
+		newCert(),
 		newDoubt(),
 		newMigrate(),
 		newDoctor(),
+		newBench(con),
 		newVersion(),
+		newDemoWork(),
 	)
 	return root
 }

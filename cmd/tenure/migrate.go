@@ -13,14 +13,32 @@ type adopter interface {
 	Adopt(ctx context.Context) error
 }
 
+// migrateFleet makes or upgrades the tables of the fleet, beside those of the
+// leases.
+func migrateFleet(ctx context.Context, st backend) error {
+	f, ok := st.(fleetBackend)
+	if !ok {
+		return nil
+	}
+	reg, err := f.Fleet()
+	if err != nil {
+		return err
+	}
+	if err := reg.Migrate(ctx); err != nil {
+		return err
+	}
+	return reg.Check(ctx)
+}
+
 func newMigrate() *cobra.Command {
 	var adopt bool
 	cmd := &cobra.Command{
 		Use:   "migrate [STORE]",
 		Short: "Create or upgrade the tables of a store",
-		Long: `Create or upgrade tenure's tables in the store that STORE or --store names. It
-may be repeated, and changes nothing that is in place. Only the default SQLite
-file is set up without this command.`,
+		Long: `Create or upgrade tenure's tables in the store that STORE or --store names: those
+of the leases, and those that "tenure server" keeps a fleet in. It may be repeated,
+and changes nothing that is in place. Only the default SQLite file is set up
+without this command.`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	timeout := addTimeout(cmd)
@@ -50,6 +68,9 @@ file is set up without this command.`,
 			}
 		}
 		if err := st.Migrate(ctx); err != nil {
+			return explain(loc, err)
+		}
+		if err := migrateFleet(ctx, st); err != nil {
 			return explain(loc, err)
 		}
 		if err := st.Check(ctx); err != nil {

@@ -176,7 +176,7 @@ func (f *runFlags) environment(t *tenure.Term) []string {
 	var env []string
 	for _, kv := range os.Environ() {
 		switch key, _, _ := strings.Cut(kv, "="); key {
-		case "TENURE_STORE", storeWithheld, "TENURE_LEASE", "TENURE_TOKEN", "TENURE_HOLDER", "TENURE_PROGRESS_FD":
+		case "TENURE_STORE", "TENURE_SERVER_TOKEN", storeWithheld, "TENURE_LEASE", "TENURE_TOKEN", "TENURE_HOLDER", "TENURE_PROGRESS_FD":
 		default:
 			env = append(env, kv)
 		}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tenurehq/tenure/api"
+	"github.com/tenurehq/tenure/fleet"
+)
+
+func newEvents() *cobra.Command {
+	var (
+		q      api.EventQuery
+		kind   string
+		follow bool
+	)
+	const most = 1000
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show the ledger: what happened to nodes and work",
+		Long: `Show the last entries of the ledger, oldest first. With --follow go on with each as
+it happens, until interrupted; a server that goes away is waited for, and no entry is
+lost or told twice. With --follow -o json each line is an object.
+
+` + serverHelp,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.BoolVarP(&follow, "follow", "f", false, "go on as events happen")
+	flags.StringVar(&q.Node, "node", "", "of this node only")
+	flags.StringVar(&q.Work, "work", "", "of this work item only")
+	flags.StringVar(&kind, "kind", "", "of this kind only, such as work_takeover")
+	flags.Int64Var(&q.After, "after", 0, "begin after the entry with this number, in place of the last ones")
+	flags.IntVar(&q.Limit, "limit", 50, "entries to show at first, from 0 with --follow, else from 1, to 1000")
+	use, out := addServer(cmd), addFormat(cmd)
+	for name, source := range map[string]completion{"node": nodeNames, "work": workNames} {
+		complete := use.complete(source)
+		must(cmd.RegisterFlagCompletionFunc(name, func(cmd *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return complete(cmd, nil, toComplete)
+		}))
+	}
+	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
+		q.Kind = fleet.EventKind(kind)
+		least := 1
+		if follow {
+			least = 0
+		}
+		switch {
+		case q.Limit < least || q.Limit > most:
+			return failf(exitUsage, "--limit %d: must be from %d to %d", q.Limit, least, most)
+		case q.After < 0:
+			return failf(exitUsage, "--after %d: must be the number of an event, or 0", q.After)
+		}
+		q.Last = !cmd.Flags().Changed("after")
+		first := func(ctx context.Context, c *api.Client, limit int) (*api.Events, error) {
+			ctx, cancel := context.WithTimeout(ctx, use.timeout)
+			defer cancel()
+			page := q
+			page.Limit = limit
+			return c.Events(ctx, page)
+		}
+		if !follow {
+			return use.ask(ctx, func(ctx context.Context, c *api.Client) error {
+				events, err := first(ctx, c, q.Limit)
+				if err != nil {
+					return err
+				}
+				if *out == asJSON {
+					return printJSON(cmd.OutOrStdout(), events)
+				}
+				for i := range events.Events {
+					if err := printEvent(cmd, *out, &events.Events[i]); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		return use.follow(ctx, func(ctx context.Context, c *api.Client) error {
+			from := q
+			if q.Last {
+				events, err := first(ctx, c, max(q.Limit, 1))
+				if err != nil {
+					return err
+				}
+				for i := range events.Events {
+					if q.Limit > 0 {
+						if err := printEvent(cmd, *out, &events.Events[i]); err != nil {
+							return err
+						}
+					}
+				}
+				from.After = events.Next
+			}
+			for e, err := range c.FollowEvents(ctx, from) {
+				if err != nil {
+					return err
+				}
+				if err := printEvent(cmd, *out, &e); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	return cmd
+}
+
+func printEvent(cmd *cobra.Command, out format, e *fleet.Event) error {
+	if out == asJSON {
+		return printJSONLine(cmd.OutOrStdout(), e)
+	}
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), escape(eventText(e)))
+	return err
+}
+
+// eventText is an event on one line.
+func eventText(e *fleet.Event) string {
+	parts := []string{e.At.UTC().Format("2006-01-02T15:04:05.000Z"), fmt.Sprintf("%-17s", e.Kind)}
+	for _, p := range [][2]string{{"work ", e.Work}, {"node ", e.Node}, {"", string(e.Code)}, {"by ", e.Actor}} {
+		if p[1] != "" {
+			parts = append(parts, p[0]+p[1])
+		}
+	}
+	if e.Token > 0 {
+		parts = append(parts, "token "+e.Token.String())
+	}
+	line := strings.Join(parts, "  ")
+	if e.Text != "" {
+		line += ": " + e.Text
+	}
+	return line
+}

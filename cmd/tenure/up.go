@@ -1,0 +1,160 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tenurehq/tenure/agent"
+	"github.com/tenurehq/tenure/server"
+)
+
+// upFlags are the flags of "tenure up".
+type upFlags struct {
+	demo, keep, quiet bool
+	listen, node      string
+}
+
+func newUp(con console) *cobra.Command {
+	var f upFlags
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start a control plane and an agent for this host; --demo shows what for",
+		Long: `Start a server over the default store and an agent for this host, in this terminal,
+until Ctrl-C. Every command of this user finds this server. Work that was placed here
+goes on after the end, and the next "tenure up" takes it up again.
+
+With --demo a fleet of three hosts is made in a throw-away directory, each by an agent
+process of its own, and one host is paused: its beats stop, it is suspected, its lease
+lapses, its work moves once, and the paused copy's write changes nothing. Every line
+tells of something that was observed; if one is not seen in time, ` + fmt.Sprintf("the exit code is\n%d. It takes half a minute and leaves nothing behind.", exitDemo) + `
+
+` + storeHelp,
+		Example: `  tenure up --demo
+  tenure up`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&f.demo, "demo", false, "show on a throw-away fleet how work moves once, and how a stale writer is refused")
+	flags.BoolVar(&f.keep, "keep", false, "with --demo: leave the fleet up afterwards, until Ctrl-C")
+	flags.StringVar(&f.listen, "listen", defaultListen, "loopback address and port to listen on; port 0 takes a free one")
+	flags.StringVar(&f.node, "node", "", "id of this host as a node (default its name)")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "log nothing but what is wrong")
+	run := daemon(func(ctx context.Context, cmd *cobra.Command, _ []string) error { return f.run(ctx, cmd, con) })
+	demo := action(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
+		for _, name := range []string{"store", "listen", "node"} {
+			if cmd.Flags().Changed(name) {
+				return failf(exitUsage, "--demo makes everything anew in a directory of its own: leave out --%s", name)
+			}
+		}
+		return runDemo(ctx, cmd.OutOrStdout(), f.keep)
+	})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case f.demo:
+			return demo(cmd, args)
+		case f.keep:
+			return failf(exitUsage, "--keep goes with --demo")
+		}
+		return run(cmd, args)
+	}
+	return cmd
+}
+
+// run is the control plane and the agent until ctx ends. The agent ends first, so
+// that it can give its lease back.
+func (f *upFlags) run(ctx context.Context, cmd *cobra.Command, con console) error {
+	loc, err := chosenStore(cmd)
+	if err != nil {
+		return err
+	}
+	level := slog.LevelInfo
+	if f.quiet {
+		level = slog.LevelWarn
+	}
+	log := slog.New(slog.NewTextHandler(con.err, &slog.HandlerOptions{Level: level}))
+	settings := &serverSettings{cfg: server.Config{Logger: log}, listen: server.ListenConfig{Address: f.listen}}
+	p, err := openPlane(ctx, loc, settings, nil)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	note, err := serverFile()
+	if err != nil {
+		return err
+	}
+	if err := noteServer(note, p.url()); err != nil {
+		return failf(exitPermission, "the server's URL cannot be noted: %w", err)
+	}
+	defer forgetServer(note, p.url())
+	if err := p.describe(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	working, stopWorking := context.WithCancelCause(ctx)
+	defer stopWorking(nil)
+	served := make(chan error, 1)
+	go func() {
+		err := p.serve(serving)
+		if err != nil {
+			stopWorking(err)
+		}
+		served <- err
+	}()
+	host := agentSettings{serverFlags: serverFlags{server: p.url()}, node: f.node, quiet: f.quiet}
+	err = host.run(working, log, func(*agent.Agent) { nextCommands(cmd.OutOrStdout(), p.url(), host.node) })
+	stopServing()
+	return cmp.Or(err, <-served)
+}
+
+func nextCommands(w io.Writer, url, node string) {
+	fmt.Fprintf(w, `
+This host is node %[2]s of the fleet at %[1]s. In another terminal:
+  tenure nodes ls
+  tenure work submit hello --movable -- sleep 600
+  tenure why hello
+  tenure events --follow
+Ctrl-C ends both; work goes on, and the next "tenure up" takes it up again.
+
+`, url, escape(node))
+}
+
+// noteServer writes the URL where commands of this user look for it.
+func noteServer(path, url string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), "server.tmp-*")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(tmp, url)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}
+
+// forgetServer removes the note, unless another server has written its own.
+func forgetServer(path, url string) {
+	text, err := os.ReadFile(path)
+	if err == nil && strings.TrimSpace(string(text)) == url {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return // it names a server that is gone, which the next command says
+		}
+	}
+}
