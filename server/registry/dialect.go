@@ -17,7 +17,7 @@ import (
 //	{lock}     locks the rows read, in a SELECT of one table
 //	{held}     keeps the terms read from being followed by others, in a SELECT of {leases}
 //	{leases}   the lease table, as l
-//	{join}     joins the lease that is named by the expression before it
+//	{join}     joins the lease named by the expression after it, which {of} ends
 //	{lease}    the columns that scanLease reads
 //	{live}     l surely is live, by the clock at this moment
 //	{over}     l surely is over, by {now}; also if there is none
@@ -46,6 +46,8 @@ const (
 
 	// As package sqlite judges it: by the boot clock where that can be read, else
 	// by watching, which that store began when it first wrote in this domain.
+	sqliteObserved = " LEFT JOIN tenure_observed o ON o.name = l.name AND o.domain = {domain} AND o.attempt = l.attempt"
+
 	sqliteOwn    = `(l.domain = {domain} AND l.expires_ns - l.ttl_ns <= {boot})`
 	sqliteExpiry = `(CASE WHEN ` + sqliteOwn + ` THEN l.expires_ns WHEN o.until_ns - l.ttl_ns <= {boot} THEN o.until_ns ELSE {boot} + l.ttl_ns END)`
 	sqliteLease  = `coalesce(l.token, 0), coalesce(l.holder, ''),
@@ -75,7 +77,8 @@ func newDialect(name Dialect, schema string) dialect {
 			"{lock}", " FOR NO KEY UPDATE",
 			"{held}", " FOR KEY SHARE OF l",
 			"{leases}", prefix+"tenure_lease l",
-			"{join}", ` LEFT JOIN `+prefix+`tenure_lease l ON l.name =`,
+			"{join}", " LEFT JOIN "+prefix+"tenure_lease l ON l.name =",
+			"{of}", "",
 			"{lease}", postgresLease,
 			"{live}", strings.ReplaceAll(postgresLive, "{s}", prefix),
 			"{over}", postgresOver,
@@ -94,8 +97,9 @@ func newDialect(name Dialect, schema string) dialect {
 		"{lock}", "",
 		"{held}", "",
 		"{share}", "",
-		"{leases}", "tenure_lease l LEFT JOIN tenure_observed o ON o.name = l.name AND o.domain = {domain} AND o.attempt = l.attempt",
-		"{join}", " LEFT JOIN (tenure_lease l LEFT JOIN tenure_observed o ON o.name = l.name AND o.domain = {domain} AND o.attempt = l.attempt) ON l.name =",
+		"{leases}", "tenure_lease l"+sqliteObserved,
+		"{join}", " LEFT JOIN tenure_lease l ON l.name =",
+		"{of}", sqliteObserved,
 		"{lease}", sqliteLease,
 		"{live}", sqliteLive,
 		"{over}", sqliteOver,
@@ -128,6 +132,14 @@ func (d dialect) set(parameter string) string {
 		return "(" + parameter + ")"
 	}
 	return "(SELECT value FROM json_each(" + parameter + "))"
+}
+
+// subset is what a query of one column answers, for {in}.
+func (d dialect) subset(query string) string {
+	if d.name == Postgres {
+		return "(ARRAY(" + query + "))"
+	}
+	return "(" + query + ")"
 }
 
 // args prepares the parameters of a statement. For Postgres nothing is prepared

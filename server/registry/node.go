@@ -18,7 +18,7 @@ import (
 
 const (
 	nodeColumns = `n.id, n.incarnation, n.facts, n.not_ready_us, n.first_us, n.joined_us, coalesce(s.seen_us, 0), {age}, n.intent, n.orders, n.lapses, n.removed_us, {lease}`
-	nodeTables  = `{s}fleet_node n LEFT JOIN {s}fleet_seen s ON s.node = n.id {join} 'node/' || n.id`
+	nodeTables  = `{s}fleet_node n LEFT JOIN {s}fleet_seen s ON s.node = n.id {join} 'node/' || n.id{of}`
 )
 
 func scanNode(row scanner) (Node, error) {
@@ -75,10 +75,12 @@ func (r *Registry) Nodes(ctx context.Context, since Cursor) ([]Node, Cursor, err
 			n, err := scanNode(row)
 			nodes = append(nodes, n)
 			return err
-		}, "SELECT "+nodeColumns+" FROM "+nodeTables+" WHERE "+newer+" ORDER BY n.id", int64(since))
+		}, "SELECT "+nodeColumns+" FROM "+nodeTables+" WHERE "+newer, int64(since))
 		if err != nil || len(nodes) == 0 {
 			return err
 		}
+		// Not by the database, which would read all rows in order to sort none.
+		slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.ID, b.ID) })
 		return t.addWork(nodes, since == 0)
 	})
 	if err != nil {
@@ -113,6 +115,7 @@ func (t *tx) addWork(nodes []Node, all bool) error {
 		}
 		where, args = " AND w.owner {in} "+t.set("$1"), []any{t.list(ids)}
 	}
+	amounts := map[string]fleet.Resources{} // by their text: many items need the same
 	return t.each(func(row scanner) error {
 		var owner, resources string
 		var stuck bool
@@ -131,7 +134,15 @@ func (t *tx) addWork(nodes []Node, all bool) error {
 		if n.Reserved == nil {
 			n.Reserved = fleet.Resources{}
 		}
-		return addResources(n.Reserved, resources)
+		more, known := amounts[resources]
+		if !known {
+			if err := json.Unmarshal([]byte(resources), &more); err != nil {
+				return err
+			}
+			amounts[resources] = more
+		}
+		addResources(n.Reserved, more)
+		return nil
 	}, "SELECT w.owner, w.resources, w.state = 'running' AND w.stuck_after_us > 0 AND {now} - {greatest}(w.progress_us, w.started_us) > w.stuck_after_us FROM {s}fleet_work w WHERE w.{owned}"+where, args...)
 }
 

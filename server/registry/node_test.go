@@ -535,6 +535,7 @@ func TestTenThousandNodes(t *testing.T) {
 		if future, _, err := b.Nodes(b.ctx, cursor+1<<40); err != nil || len(future) != n {
 			t.Errorf("a cursor of another history: got %d, %v, want all", len(future), err)
 		}
+		must(t, b.SetSuspect(b.ctx, time.Hour)) // the test may take long
 		query := "SELECT count(*) FROM tenure_nodes WHERE NOT stale AND work_owned = 1 AND NOT fenced"
 		var count int
 		must(t, b.db.QueryRowContext(b.ctx, query).Scan(&count))

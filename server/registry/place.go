@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -35,7 +36,10 @@ func (t *tx) judgeTarget(id string, n *nodeRow, l fleet.Lease, token fence.Token
 		if err := row.Scan(&resources); err != nil {
 			return err
 		}
-		return addResources(reserved, resources)
+		var more fleet.Resources
+		err := json.Unmarshal([]byte(resources), &more)
+		addResources(reserved, more)
+		return err
 	}, "SELECT resources FROM {s}fleet_work WHERE owner = $1 AND {owned}", id)
 	if err != nil {
 		return Verdict{}, err

@@ -36,16 +36,11 @@ func scanWork(row scanner, before ...any) (fleet.Work, error) {
 	return w, json.Unmarshal([]byte(spec), &w.Spec)
 }
 
-// addResources adds resources in JSON to sum.
-func addResources(sum fleet.Resources, text string) error {
-	var more fleet.Resources
-	if err := json.Unmarshal([]byte(text), &more); err != nil {
-		return err
-	}
+// addResources adds more to sum.
+func addResources(sum, more fleet.Resources) {
 	for name, amount := range more {
 		sum[name] = add(sum[name], amount)
 	}
-	return nil
 }
 
 // add adds two amounts that are not negative, and stays at the largest.
@@ -193,7 +188,7 @@ func (r *Registry) Locate(ctx context.Context, work string) (Location, bool, err
 		var l leaseRow
 		var facts string
 		at.Work, err = scanWork(t.row("SELECT coalesce(n.facts, '{}'), {lease}, "+workColumns+
-			" FROM {s}fleet_work w LEFT JOIN {s}fleet_node n ON n.id = w.owner {join} 'node/' || w.owner WHERE w.id = $1", work), append([]any{&facts}, l.into()...)...)
+			" FROM {s}fleet_work w LEFT JOIN {s}fleet_node n ON n.id = w.owner {join} 'node/' || w.owner{of} WHERE w.id = $1", work), append([]any{&facts}, l.into()...)...)
 		if err != nil || !at.Work.State.Owned() {
 			return err
 		}
@@ -219,7 +214,9 @@ func (r *Registry) Lapsed(ctx context.Context) ([]Owned, error) {
 			w, err := scanWork(row, l.into()...)
 			lapsed = append(lapsed, Owned{Work: w, Lease: l.lease()})
 			return err
-		}, "SELECT {lease}, "+workColumns+" FROM {s}fleet_work w {join} 'node/' || w.owner WHERE w.{owned} AND {over} ORDER BY w.id")
+		}, "SELECT {lease}, "+workColumns+" FROM {s}fleet_work w {join} 'node/' || w.owner{of} WHERE w.{owned} AND {over} AND w.owner {in} "+
+			// Each owner's lease is judged once, however many items it has.
+			t.subset("SELECT d.owner FROM (SELECT DISTINCT owner FROM {s}fleet_work WHERE {owned}) d {join} 'node/' || d.owner{of} WHERE {over}")+" ORDER BY w.id")
 	})
 	return lapsed, err
 }
