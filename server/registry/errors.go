@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -51,7 +50,6 @@ func (r *Registry) failure(doing string, err error) error {
 		class = store.ErrPermission
 	case state == "22P05", state == "22021":
 		class = store.ErrInvalid
-	case errors.Is(err, driver.ErrBadConn):
 	}
 	return fmt.Errorf("registry: %s: %w: %w%s", doing, class, err, next)
 }
