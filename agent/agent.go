@@ -236,9 +236,7 @@ func (a *Agent) replaced(text string) {
 func (a *Agent) poll(ctx context.Context) {
 	for ctx.Err() == nil {
 		lease := a.leaseToken()
-		one, cancel := context.WithTimeout(ctx, a.cfg.Poll+a.cfg.Interval)
-		orders, err := a.cfg.Server.Orders(one, a.cfg.Node, a.view.revision(), a.cfg.Poll)
-		cancel()
+		orders, err := a.cfg.Server.Orders(ctx, a.cfg.Node, a.view.revision(), a.cfg.Poll)
 		pause := time.Duration(0)
 		switch {
 		case ctx.Err() != nil:

@@ -21,7 +21,7 @@ type Server interface {
 	// Beat sends one heartbeat, once: an error may leave its outcome unknown.
 	Beat(ctx context.Context, b *api.Beat) (*api.BeatReply, error)
 	// Orders returns what the node is to do, as soon as the revision is not after,
-	// or when wait has passed.
+	// or when wait has passed. Beyond that it bounds its own time.
 	Orders(ctx context.Context, node string, after uint64, wait time.Duration) (*api.Orders, error)
 }
 

@@ -89,6 +89,9 @@ func decodeDeadline(text []byte) (Deadline, error) {
 	if at < 0 {
 		return d, errors.New("no sum")
 	}
+	if len(text)-at != len("sum=00000000\n") {
+		return d, errors.New("cut short")
+	}
 	if _, err := fmt.Sscanf(string(text[at:]), "sum=%08x\n", &sum); err != nil || sum != crc32.ChecksumIEEE(text[:at]) {
 		return d, errors.New("wrong sum")
 	}
