@@ -4,6 +4,7 @@ package minder_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http/httptest"
@@ -130,21 +131,15 @@ func (f *fleetBed) assign(node, id string, policy fleet.LossPolicy, script strin
 // pid waits until a node runs an item and returns its command.
 func (f *fleetBed) pid(dir, id, token string) (pid int) {
 	f.t.Helper()
-	d, err := minder.New(minder.Config{Dir: filepath.Join(dir, "work")})
-	if err != nil {
-		f.t.Fatal(err)
-	}
 	eventually(f.t, "item "+id+" to run", func() bool {
 		it := f.srv.Item(id)
-		if it.State != fleet.Running || it.Token.String() != token {
-			return false
+		var p struct{ Command struct{ PID int } }
+		text, err := os.ReadFile(filepath.Join(dir, "work", id+"."+token, "process.json"))
+		if err == nil {
+			err = json.Unmarshal(text, &p)
 		}
-		r, err := d.Attach(f.t.Context(), agent.Instance{Work: id, Token: it.Token})
-		if err != nil {
-			return false
-		}
-		pid = r.PID()
-		return alive(pid)
+		pid = p.Command.PID
+		return err == nil && it.State == fleet.Running && it.Token.String() == token && pid != 0 && alive(pid)
 	})
 	return pid
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/tenurehq/tenure/agent"
 	"github.com/tenurehq/tenure/cmd/tenure/tree"
@@ -111,6 +112,18 @@ func (i instance) save(name string, from any) error {
 	}
 	defer dir.Close()
 	return dir.Sync()
+}
+
+// waitTake is take for a minder, which another may keep from its lock for a moment
+// by looking whether it is free.
+func (i instance) waitTake() (*os.File, bool, error) {
+	for try := 0; ; try++ {
+		f, mine, err := i.take()
+		if mine || err != nil || try == 20 {
+			return f, mine, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // remove removes files that may not be there.

@@ -201,7 +201,12 @@ func (r *run) watch() {
 	defer close(r.done)
 	waitGone(r.procs.Minder)
 	_, _ = syscall.Wait4(r.procs.Minder.PID, nil, syscall.WNOHANG, nil) // if it was ours
-	if r.dir.load(exitFile, &r.result) == nil {
+	var now processes
+	switch err := r.dir.load(processFile, &now); {
+	case err == nil && now.Minder != r.procs.Minder: // for whoever did not start it
+		r.result = agent.Result{Ending: agent.Halted, ExitCode: -1, Text: "it was started anew"}
+		return
+	case r.dir.load(exitFile, &r.result) == nil:
 		return
 	}
 	r.mu.Lock()

@@ -92,7 +92,7 @@ func serve(dir instance) error {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, syscall.SIGCHLD)
 
-	held, mine, err := dir.take()
+	held, mine, err := dir.waitTake()
 	if err != nil || !mine {
 		tell(first{Running: err == nil, Failed: text(err)})
 		return err
