@@ -15,7 +15,7 @@ type ListenConfig struct {
 	// CertFile and KeyFile are the server's certificate and key, in PEM
 	// (--tls-cert, --tls-key).
 	CertFile, KeyFile string
-	// TokenFile holds the credentials; see ReadTokens (--tokens).
+	// TokenFile holds the credentials; see ReadTokens (--tokens-file).
 	TokenFile string
 }
 
@@ -35,7 +35,7 @@ func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, Tokens, error)
 		return bad("--tls-cert and --tls-key go together; got %q and %q", cfg.CertFile, cfg.KeyFile)
 	}
 	if !loopback(host) && (cfg.CertFile == "" || cfg.TokenFile == "") {
-		return bad("listen address %q can be reached from other hosts, so it needs a certificate (--tls-cert and --tls-key; tenure cert makes one) and credentials (--tokens); without them listen on 127.0.0.1", cfg.Address)
+		return bad("listen address %q can be reached from other hosts, so it needs a certificate (--tls-cert and --tls-key; tenure cert makes one) and credentials (--tokens-file); without them listen on 127.0.0.1", cfg.Address)
 	}
 	var tokens Tokens
 	if cfg.TokenFile != "" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,22 +20,27 @@ const demoWrite = 100 * time.Millisecond
 // newDemoWork is the work of the demo: it counts in a table, and shows its token
 // with every write.
 func newDemoWork() *cobra.Command {
-	var file, beside string
+	var dir, beside string
+	var guard bool
 	cmd := &cobra.Command{Use: "demo-work", Hidden: true, Short: "The work of \"tenure up --demo\"", Args: cobra.NoArgs}
-	cmd.Flags().StringVar(&file, "file", "", "SQLite file of the demo")
+	cmd.Flags().StringVar(&dir, "dir", "", "directory of the demo")
 	cmd.Flags().StringVar(&beside, "beside", "", "PID:START of the demo, without which this ends")
-	must(cmd.MarkFlagRequired("file"))
+	cmd.Flags().BoolVar(&guard, "guard", false, "end the others of the demo if it is killed")
+	must(cmd.MarkFlagRequired("dir"))
 	must(cmd.MarkFlagRequired("beside"))
 	cmd.RunE = daemon(func(ctx context.Context, _ *cobra.Command, _ []string) error {
 		var of tree.Identity
 		if _, err := fmt.Sscanf(beside, "%d:%d", &of.PID, &of.Start); err != nil {
 			return failf(exitUsage, "--beside %q: must be PID:START", beside)
 		}
+		if guard {
+			return guardDemo(ctx, dir, of)
+		}
 		token, err := strconv.ParseInt(os.Getenv("TENURE_TOKEN"), 10, 64)
 		if err != nil {
 			return failf(exitUsage, "demo-work is run by \"tenure up --demo\"")
 		}
-		db, err := openDemoData(file)
+		db, err := openDemoData(demoFile(dir))
 		if err != nil {
 			return failf(exitUnavailable, "%w", err)
 		}
@@ -43,7 +49,7 @@ func newDemoWork() *cobra.Command {
 		tick := time.NewTicker(demoWrite)
 		defer tick.Stop()
 		for {
-			if now, err := tree.Read(of.PID); err != nil || now.Identity() != of {
+			if !stillRuns(of) {
 				return nil // the demo is over
 			}
 			marker, err := w.write(ctx)
@@ -65,6 +71,36 @@ func newDemoWork() *cobra.Command {
 		}
 	})
 	return cmd
+}
+
+func stillRuns(of tree.Identity) bool {
+	now, err := tree.Read(of.PID)
+	return err == nil && now.Identity() == of && !now.Dead()
+}
+
+// guardDemo waits for the end of a demo and ends what it left, which may stand
+// still for ever otherwise. A demo that ends in order ends this first.
+func guardDemo(ctx context.Context, dir string, of tree.Identity) error {
+	tick := time.NewTicker(demoWrite)
+	defer tick.Stop()
+	for stillRuns(of) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	endDemo(func() (left []tree.Process) {
+		all, _ := tree.Table() // without /proc the demo did not begin
+		for _, p := range all {
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID)) // one that is gone has none
+			if p.PID != os.Getpid() && !p.Dead() && strings.Contains(string(text), dir+"/") {
+				left = append(left, p)
+			}
+		}
+		return left
+	}, func(p tree.Process) bool { return p.Parent == 1 })
+	return os.RemoveAll(dir)
 }
 
 // demoWriter writes as one owner of a work item.

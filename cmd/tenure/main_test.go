@@ -21,7 +21,9 @@ var update = flag.Bool("update", false, "write the golden files and the generate
 
 func TestMain(m *testing.M) {
 	playPart() // does not return if this process is not the test
-	os.Unsetenv("TENURE_STORE")
+	for _, name := range []string{"TENURE_STORE", envServer, envToken, envCA} {
+		os.Unsetenv(name)
+	}
 	// Where HUP is ignored, as under nohup, processes that are started would ignore it, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	flag.Parse()

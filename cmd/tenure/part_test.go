@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tenurehq/tenure/cmd/tenure/guardian"
+	"github.com/tenurehq/tenure/cmd/tenure/minder"
 	"github.com/tenurehq/tenure/internal/clock"
 )
 
@@ -23,6 +24,7 @@ import (
 // it runs. Which of them, the name says under which it was started; see part.
 func playPart() {
 	guardian.Main()
+	minder.Main()
 	switch filepath.Base(os.Args[0]) {
 	case "tenure":
 		main()

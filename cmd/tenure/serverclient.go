@@ -8,11 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -221,7 +219,7 @@ func explainServer(servers []string, err error) error {
 	refusal, refused := errors.AsType[*api.Error](err)
 	switch {
 	case refused && refusal.Code == string(fleet.CodeNoCapacity):
-		return asExit(&explained{msg: refusal.Message + countsText(refusal.Counts) + "; --queue stores it until there is room", err: err})
+		return asExit(&explained{msg: text + "; --queue stores it until there is room", err: err})
 	case refused && refusal.Code == string(fleet.CodeNoSuchNode):
 		return asExit(&explained{msg: text + "; \"tenure nodes ls\" shows the nodes", err: err})
 	case refused && refusal.Code == string(fleet.CodeNoSuchWork):
@@ -242,22 +240,6 @@ func explainServer(servers []string, err error) error {
 		return &exitError{code: exitUnavailable, err: &explained{msg: server + ": " + text + next, err: err}}
 	}
 	return asExit(&explained{msg: server + ": " + text + next, err: err})
-}
-
-// countsText lists how many nodes each reason leaves out, the most first.
-func countsText(counts map[fleet.Code]int) string {
-	codes := slices.SortedFunc(maps.Keys(counts), func(a, b fleet.Code) int {
-		return cmp.Or(counts[b]-counts[a], strings.Compare(string(a), string(b)))
-	})
-	var b strings.Builder
-	for i, c := range codes {
-		sep := ", "
-		if i == 0 {
-			sep = ": "
-		}
-		fmt.Fprintf(&b, "%s%s %d", sep, c, counts[c])
-	}
-	return b.String()
 }
 
 // addMark gives a command the flags that say who wants something, and why.

@@ -26,7 +26,7 @@ const (
 
 // notSettings are flags that neither the environment nor a file gives, or that
 // have rules of their own for it.
-var notSettings = map[string]bool{"help": true, "store": true, "config": true, "server": true, "token-file": true, "ca": true}
+var notSettings = map[string]bool{"help": true, "store": true, "config": true}
 
 // addSettings lets the flags of a command come from the environment and a file.
 func addSettings(cmd *cobra.Command) {
@@ -64,13 +64,13 @@ func readSettings(cmd *cobra.Command) (map[string]string, error) {
 			sources[f.Name] = fromFlag
 		case set:
 			if err := cmd.Flags().Set(f.Name, text); err != nil {
-				errs = append(errs, failf(exitUsage, "%s %q: %w", variable, text, errors.Unwrap(err)))
+				errs = append(errs, failf(exitUsage, "%s %q: %w", variable, text, reason(err)))
 			}
 			sources[f.Name] = fromEnv
 		case filed:
 			for _, v := range values {
 				if err := cmd.Flags().Set(f.Name, v); err != nil {
-					errs = append(errs, failf(exitUsage, "%s: key %q, value %q: %w", path, f.Name, v, errors.Unwrap(err)))
+					errs = append(errs, failf(exitUsage, "%s: key %q, value %q: %w", path, f.Name, v, reason(err)))
 				}
 			}
 			sources[f.Name] = fromFile
@@ -83,6 +83,14 @@ func readSettings(cmd *cobra.Command) (map[string]string, error) {
 		return nil, errs[0] // one line; the next one after this is put right
 	}
 	return sources, nil
+}
+
+// reason is what is wrong with a value, without the words of a command line.
+func reason(err error) error {
+	if inner := errors.Unwrap(err); inner != nil {
+		return inner
+	}
+	return err
 }
 
 // readSettingsFile reads a file of settings: a value, a list of values, or values

@@ -54,20 +54,26 @@ type demo struct {
 
 // runDemo shows the whole, and ends every process that it started.
 func runDemo(ctx context.Context, out io.Writer, keep bool) (err error) {
+	interrupted := ctx
 	// Children die with this thread if this process is killed; orphans of theirs
 	// become its own.
 	runtime.LockOSThread()
 	if err := tree.Subreaper(); err != nil {
 		return failf(exitConfig, "up --demo: %w", err)
 	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP) // a terminal that is closed
+	defer stop()
 	dir, err := os.MkdirTemp("", "tenure-demo-")
 	if err != nil {
 		return failf(exitPermission, "up --demo: %w", err)
 	}
 	d := &demo{out: out, dir: dir, began: time.Now(), agents: map[string]*exec.Cmd{}}
 	defer func() {
-		signal.Ignore(syscall.SIGINT, syscall.SIGTERM) // the end is under way
+		signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // the end is under way
 		d.end()
+		if ctx.Err() != nil && interrupted.Err() == nil {
+			err = &exitError{code: 128 + int(syscall.SIGHUP)}
+		}
 		var failed *exitError
 		if ctx.Err() == nil && errors.As(err, &failed) && failed.code == exitDemo {
 			fmt.Fprintf(out, "\nThe logs are in %s.\n", dir)
@@ -179,7 +185,7 @@ func (d *demo) play(ctx context.Context) error {
 
 // start brings up the server and three agents.
 func (d *demo) start(ctx context.Context) error {
-	file := filepath.Join(d.dir, "tenure.db")
+	file := demoFile(d.dir)
 	_, _, closeDB, err := openFleet(ctx, location{kind: kindSQLite, target: file, own: true})
 	if err != nil {
 		return err
@@ -197,6 +203,9 @@ func (d *demo) start(ctx context.Context) error {
 	}
 	if err := os.Symlink(self, d.program()); err != nil {
 		return failf(exitInternal, "up --demo: %w", err)
+	}
+	if err := d.guard(); err != nil {
+		return err
 	}
 	d.say("a throw-away fleet in %s: one server, three hosts, one SQLite file", d.dir)
 	if _, err := d.run("server", "server", "--store", "sqlite:"+file, "--listen", "127.0.0.1:0", "--name", "demo",
@@ -279,6 +288,29 @@ func (d *demo) run(name string, args ...string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
+// guard starts the process that ends the others if this one is killed.
+func (d *demo) guard() error {
+	self, err := identity()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(d.program(), "demo-work", "--guard", "--dir", d.dir, "--beside", self) //nolint:noctx // it outlives all others
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return failf(exitInternal, "up --demo: guard: %w", err)
+	}
+	return nil
+}
+
+// identity names this process for "demo-work --beside".
+func identity() (string, error) {
+	self, err := tree.Read(os.Getpid())
+	if err != nil {
+		return "", failf(exitInternal, "up --demo: %w", err)
+	}
+	return fmt.Sprintf("%d:%d", self.PID, self.Start), nil
+}
+
 // follow keeps the ledger as it grows.
 func (d *demo) follow(ctx context.Context) {
 	for e, err := range d.client.FollowEvents(ctx, api.EventQuery{}) {
@@ -293,11 +325,11 @@ func (d *demo) follow(ctx context.Context) {
 
 // submit places the movable item, and the pinned one beside it.
 func (d *demo) submit(ctx context.Context) (owner string, err error) {
-	self, err := tree.Read(os.Getpid())
+	self, err := identity()
 	if err != nil {
-		return "", failf(exitInternal, "up --demo: %w", err)
+		return "", err
 	}
-	command := []string{d.program(), "demo-work", "--file", filepath.Join(d.dir, "tenure.db"), "--beside", fmt.Sprintf("%d:%d", self.PID, self.Start)}
+	command := []string{d.program(), "demo-work", "--dir", d.dir, "--beside", self}
 	for _, spec := range []fleet.Spec{
 		{ID: movable, Command: command, Movable: true, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}},
 		{ID: pinned, Command: command, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}},
@@ -628,8 +660,7 @@ func remarshal(from, to any) error {
 	return json.Unmarshal(text, to)
 }
 
-// end ends every process below this one: first those that would start others, then
-// the minders, in order, and then whatever is left.
+// end ends every process below this one.
 func (d *demo) end() {
 	if d.client != nil {
 		closeClient(d.client)
@@ -637,16 +668,28 @@ func (d *demo) end() {
 	if d.db != nil {
 		d.db.Close()
 	}
-	for begun := time.Now(); ; {
-		alive, err := tree.Descendants(os.Getpid(), nil)
-		if err != nil || len(alive) == 0 {
+	self := os.Getpid()
+	endDemo(func() []tree.Process {
+		for pid := 1; pid > 0; { // orphans that have become this process's own
+			pid, _ = syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		}
+		below, _ := tree.Descendants(self, nil) // without /proc the demo did not begin
+		return below
+	}, func(p tree.Process) bool { return p.Parent == self })
+}
+
+// endDemo ends what alive returns: first those that would start others, then the
+// minders with their work, in order, and after a while whatever is left.
+func endDemo(alive func() []tree.Process, first func(tree.Process) bool) {
+	for begun := time.Now(); time.Since(begun) < 3*demoGrace; <-time.After(demoPoll) {
+		left := alive()
+		if len(left) == 0 {
 			return
 		}
-		late := time.Since(begun) > demoGrace
-		for _, p := range alive {
+		for _, p := range left {
 			_, minder := mindedBy(p)
 			switch {
-			case late, !minder && d.own(p.PID):
+			case !minder && first(p), time.Since(begun) > demoGrace:
 				_ = p.Send(syscall.SIGKILL)
 			case minder:
 				_ = p.Send(syscall.SIGTERM)
@@ -655,20 +698,7 @@ func (d *demo) end() {
 				_ = p.Send(syscall.SIGCONT)
 			}
 		}
-		for pid := 1; pid > 0; { // orphans that have become this process's own
-			pid, _ = syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		}
-		if time.Since(begun) > 3*demoGrace {
-			return
-		}
-		<-time.After(demoPoll)
 	}
-}
-
-// own reports whether pid is the server or an agent.
-func (d *demo) own(pid int) bool {
-	p, err := tree.Read(pid)
-	return err == nil && p.Parent == os.Getpid() || err != nil
 }
 
 // demoRow is what one owner of a work item has written.
@@ -697,7 +727,9 @@ func (d *demo) totals(ctx context.Context) (t demoTotals, err error) {
 	return t, err
 }
 
-// openDemoData opens the file in which the work of the demo keeps its data.
+// demoFile is where the server and the work of a demo keep their data.
+func demoFile(dir string) string { return filepath.Join(dir, "tenure.db") }
+
 func openDemoData(file string) (*sql.DB, error) { return sql.Open("sqlite", sqlite.ModerncDSN(file)) }
 
 func makeDemoTables(ctx context.Context, db *sql.DB) error {

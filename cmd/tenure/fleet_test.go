@@ -1,0 +1,473 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tenurehq/tenure/api"
+	"github.com/tenurehq/tenure/cmd/tenure/tree"
+	"github.com/tenurehq/tenure/fleet"
+)
+
+// quickTimes are those of servers in tests: a beat costs little, and a lease lives
+// long enough for a machine that is busy.
+var quickTimes = []string{"--interval", "500ms", "--node-ttl", "6s", "--reconcile", "100ms", "--reconciler-ttl", "3s", "--refresh", "100ms"}
+
+// startServer runs a server on a store of its own and returns its URL.
+func startServer(t *testing.T, args ...string) (*program, string) {
+	t.Helper()
+	args = append([]string{"server", "--listen", "127.0.0.1:0"}, append(quickTimes, args...)...)
+	if !slices.Contains(args, "--store") {
+		args = append(args, "--store", fileStore(t))
+	}
+	p := start(t, args...)
+	return p, servedURL(t, p)
+}
+
+// servedURL waits until a server says where it listens.
+func servedURL(t *testing.T, p *program) (url string) {
+	t.Helper()
+	until(t, "the URL of the server", func() bool {
+		if p.over() {
+			t.Fatalf("the server ended: %q", p.finished.err)
+		}
+		for line := range strings.Lines(p.read("out")) {
+			if rest, ok := strings.CutPrefix(line, "server:"); ok && strings.HasSuffix(line, "\n") {
+				url = strings.TrimSpace(rest)
+			}
+		}
+		return url != ""
+	})
+	return url
+}
+
+// startAgent runs an agent and waits until its node may get work. Its work ends
+// with the test.
+func startAgent(t *testing.T, url, node string, args ...string) *program {
+	t.Helper()
+	p := start(t, append([]string{"agent", "--server", url, "--node", node, "--state-dir", t.TempDir(), "--capacity", "slots=2,memory_mb=0,cpu_milli=0"}, args...)...)
+	t.Cleanup(func() {
+		p.signal(syscall.SIGKILL) // so that it starts nothing again
+		until(t, "the end of the work of "+node, func() bool {
+			left := workOf(node)
+			for _, pid := range left {
+				if p, err := tree.Read(pid); err == nil && p.Parent > 1 {
+					_ = syscall.Kill(p.Parent, syscall.SIGTERM) // its minder
+				}
+			}
+			return len(left) == 0
+		})
+	})
+	return p
+}
+
+// workOf returns the processes of the work of a node.
+func workOf(node string) (pids []int) {
+	for pid, env := range environments() {
+		if env["TENURE_NODE"] == node && env["TENURE_WORK"] != "" {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// eligible waits until a node may get new work.
+func eligible(t *testing.T, node string, args ...string) {
+	t.Helper()
+	until(t, node+" may get new work", func() bool {
+		var n api.Node
+		r := cli(t, append([]string{"nodes", "get", node, "-o", "json"}, args...)...)
+		return r.code == exitOK && json.Unmarshal([]byte(r.out), &n) == nil && len(n.Exclusions) == 0
+	})
+}
+
+// decode reads the JSON that a command printed.
+func decode[T any](t *testing.T, r result) (v T) {
+	t.Helper()
+	r.want(t, exitOK)
+	d := json.NewDecoder(strings.NewReader(r.out))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%v in %q", err, r.out)
+	}
+	return v
+}
+
+// unique is a name that no other test of this machine has.
+func unique(name string) string {
+	return fmt.Sprintf("%s-%d-%d", name, os.Getpid(), time.Now().UnixNano())
+}
+
+func TestFleet(t *testing.T) {
+	t.Parallel()
+	srv, url := startServer(t)
+	a, b := unique("a"), unique("b")
+	at := []string{"--server=" + url}
+	tenure := func(args ...string) result { t.Helper(); return cli(t, append(at[:1:1], args...)...) }
+	agentA := startAgent(t, url, a, "--label", "zone=x", "--feature", "gpu", "--address", "10.0.0.1:80")
+	startAgent(t, url, b)
+	eligible(t, a, at...)
+	eligible(t, b, at...)
+
+	// Nodes.
+	nodes := decode[api.Nodes](t, tenure("nodes", "ls", "-o", "json")).Nodes
+	if len(nodes) != 2 || nodes[0].AgeMS < nodes[1].AgeMS {
+		t.Errorf("nodes: got %d, want 2, the one that was silent longest first: %+v", len(nodes), nodes)
+	}
+	head := "NODE  HEARD  STALE  FENCED  DRAINING  LEASE  USE  WORK  STUCK  FIRST REASON"
+	if r := tenure("nodes", "ls"); strings.Join(strings.Fields(strings.SplitN(r.out, "\n", 2)[0]), " ") != strings.Join(strings.Fields(head), " ") {
+		t.Errorf("nodes ls: got %q, want the columns %q", r.out, head)
+	}
+	n := decode[api.Node](t, tenure("nodes", "get", a, "-o", "json"))
+	if n.Facts.Labels["zone"] != "x" || n.Facts.Address != "10.0.0.1:80" || n.Facts.Capacity["slots"] != 2 || len(n.Facts.Capacity) != 1 {
+		t.Errorf("facts: got %+v, want those of the flags", n.Facts)
+	}
+
+	// Work, by what it asks for.
+	w := decode[api.Work](t, tenure("work", "submit", "gpu-1", "--feature", "gpu", "--label", "zone=x", "--resource", "slots=1", "-o", "json", "--", "sleep", "1000"))
+	if w.Owner != a || w.Token != 1 {
+		t.Errorf("submit: got owner %q, token %s, want %q, 1", w.Owner, w.Token, a)
+	}
+	tenure("work", "submit", "gpu-1", "--", "true").want(t, exitConflict, `"gpu-1"`)
+	tenure("work", "submit", "big", "--resource", "slots=3", "--timeout", "20s", "--", "true").want(t, exitNoCapacity, "insufficient_slots 2", "--queue")
+	if w := decode[api.Work](t, tenure("work", "submit", "big", "--resource", "slots=3", "--queue", "-o", "json", "--", "true")); w.State != fleet.Pending {
+		t.Errorf("queued: got %s, want pending", w.State)
+	}
+	until(t, "gpu-1 runs", func() bool {
+		return decode[api.Work](t, tenure("work", "get", "gpu-1", "-o", "json")).State == fleet.Running
+	})
+	if o := decode[api.Owner](t, tenure("work", "owner", "gpu-1", "-o", "json")); o.Answer != api.OwnerFound || o.Address != "10.0.0.1:80" {
+		t.Errorf("owner: got %+v, want the address of %s", o, a)
+	}
+	works := decode[api.Works](t, tenure("work", "ls", "-o", "json"))
+	if len(works.Work) != 2 || len(decode[api.Works](t, tenure("work", "ls", "--state", "pending", "-o", "json")).Work) != 1 {
+		t.Errorf("work ls: got %+v, want two items, one of them pending", works)
+	}
+	tenure("work", "ls", "--state", "gone").want(t, exitUsage, `"gone"`, "running")
+
+	// Why, events.
+	why := decode[whyJSON](t, tenure("why", "big", "-o", "json"))
+	if why.Node != nil || why.Work == nil || why.Work.Counts["insufficient_slots"] != 2 {
+		t.Errorf("why: got %+v, want the counts of big", why)
+	}
+	if r := tenure("why", a); !strings.Contains(r.out, "may get new work") || !strings.Contains(r.out, "work_placed") {
+		t.Errorf("why: got %q, want the verdict and the last events", r.out)
+	}
+	events := decode[api.Events](t, tenure("events", "--work", "gpu-1", "-o", "json")).Events
+	if len(events) < 2 || events[0].Kind != fleet.EventSubmitted {
+		t.Errorf("events: got %+v, want those of gpu-1 from its beginning", events)
+	}
+	follow := start(t, "events", "--follow", "--server", url, "--node", b, "--limit", "0")
+	decode[api.Brake](t, tenure("brake", "show", "-o", "json"))
+	tenure("brake", "release", "--reason", "x").want(t, exitConflict, "no brake")
+
+	// Completion comes from the server.
+	for _, tc := range []struct{ args, want string }{
+		{"nodes get a-", a}, {"nodes drain b-", b}, {"work stop gp", "gpu-1"}, {"why gp", "gpu-1"}, {"why a-", a},
+		{"work submit x --node a-", a}, {"events --work gp", "gpu-1"}, {"brake confirm --domain", ""},
+	} {
+		args := append([]string{"__complete"}, strings.Fields(tc.args)...)
+		r := run(t, append(args[:2:2], append(at, args[2:]...)...)...)
+		if !strings.Contains(r.out, tc.want) {
+			t.Errorf("complete %q: got %q, want %q", tc.args, r.out, tc.want)
+		}
+	}
+
+	// A server's store, for leases without the database's credentials.
+	clean(t, run(t, "run", "job", "--store", url, "--", "sh", "-c", "exit 3"), 3)
+	if r := cli(t, "lease", "ls", "node", "--store", url); !strings.Contains(r.out, "node/"+a) {
+		t.Errorf("lease ls: got %q, want the lease of %s", r.out, a)
+	}
+	cli(t, "migrate", url).want(t, exitUsage, "on the server's side")
+	cli(t, "server", "--store", url).want(t, exitUsage, "needs the database itself")
+
+	// Drain: the reason is mandatory, and the end is exactly when nothing is left.
+	tenure("nodes", "drain", a).want(t, exitUsage, "--reason is mandatory")
+	tenure("nodes", "cordon", a).want(t, exitUsage, "--reason is mandatory")
+	tenure("nodes", "drain", a, "--reason", "upgrade", "--wait-for", "300ms").wantLast(t, exitNotDrained, "gpu-1 (running)", "not drained within 300ms")
+	drain := start(t, "nodes", "drain", a, "--reason", "upgrade", "--wait", "-o", "json", "--server", url)
+	until(t, "a line with what is in the way", func() bool { return strings.Contains(drain.stderr(), "waiting for 1: gpu-1 (running)") })
+	if drain.over() {
+		t.Fatal("the drain is over with work left")
+	}
+	tenure("work", "stop", "gpu-1", "--reason", "enough").want(t, exitOK)
+	r := drain.wait()
+	if n := decode[api.Node](t, r); n.Intent != fleet.Drained || len(workOf(a)) != 0 {
+		t.Errorf("drain: got %s with processes %v, want drained and none", n.Intent, workOf(a))
+	}
+	if lines := strings.Split(strings.TrimSpace(r.err), "\n"); len(lines) > 3 {
+		t.Errorf("drain: got %d lines, want one for each change: %q", len(lines), r.err)
+	}
+	tenure("nodes", "remove", b).want(t, exitUsage, "--reason is mandatory")
+	n = decode[api.Node](t, tenure("nodes", "get", a, "-o", "json"))
+	if d := n.IntentMarks.Drain; d == nil || d.Reason != "upgrade" || d.Actor != userAtHost() {
+		t.Errorf("drain: got %+v, want its reason and who wanted it", d)
+	}
+	tenure("nodes", "resume", a, "--what", "everything").want(t, exitUsage, "drain or all")
+	tenure("nodes", "resume", a).want(t, exitOK)
+	tenure("nodes", "cordon", b, "--reason", "disk").want(t, exitOK)
+	until(t, "the cordon in the events that are followed", func() bool { return strings.Contains(follow.read("out"), "node_cordoned") })
+	follow.signal(syscall.SIGINT)
+	follow.wait().want(t, 130)
+
+	// Ends in order.
+	agentA.signal(syscall.SIGTERM)
+	agentA.wait().wantLast(t, exitOK)
+	until(t, a+" has given its lease back", func() bool {
+		return decode[api.Node](t, tenure("nodes", "get", a, "-o", "json")).Lease.State == fleet.LeaseReleased
+	})
+	srv.signal(syscall.SIGTERM)
+	srv.wait().wantLast(t, exitOK)
+	tenure("nodes", "ls").want(t, exitUnavailable, url, "tenure up", "--server")
+	cli(t, "lease", "ls", "--store", url).want(t, exitUnavailable, url)
+}
+
+// wantLast is want for a command that tells more than one line before its last.
+func (r result) wantLast(t *testing.T, code int, parts ...string) {
+	t.Helper()
+	if r.code != code {
+		t.Errorf("got exit code %d, want %d; stdout %q, stderr %q", r.code, code, r.out, r.err)
+	}
+	for _, part := range parts {
+		if !strings.Contains(r.err, part) {
+			t.Errorf("stderr: got %q, want it to hold %q", r.err, part)
+		}
+	}
+}
+
+// clean fails unless r ended with code and without a word of its own.
+func clean(t *testing.T, r result, code int) {
+	t.Helper()
+	r.clean(t, code)
+}
+
+// Two processes under one name: the one that is replaced ends with its own code.
+func TestAgentReplaced(t *testing.T) {
+	t.Parallel()
+	_, url := startServer(t)
+	node := unique("twin")
+	first := startAgent(t, url, node)
+	eligible(t, node, "--server", url)
+	inUse := t.TempDir()
+	other := start(t, "agent", "--server", url, "--node", unique("x"), "--state-dir", inUse)
+	until(t, "the state directory is taken", func() bool { return strings.Contains(other.stderr(), "incarnation") })
+	run(t, "agent", "--server", url, "--node", node, "--state-dir", inUse).wantLast(t, exitNotAcquired, inUse, "--state-dir")
+
+	first.signal(syscall.SIGSTOP)
+	until(t, "the lease lapses", func() bool {
+		return decode[api.Node](t, cli(t, "nodes", "get", node, "-o", "json", "--server", url)).Fenced
+	})
+	second := startAgent(t, url, node)
+	eligible(t, node, "--server", url)
+	first.signal(syscall.SIGCONT)
+	first.wait().wantLast(t, exitReplaced, node, "--node of its own")
+	if second.over() {
+		t.Errorf("the second agent ended: %q", second.finished.err)
+	}
+}
+
+func TestFleetTLS(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	cert := func(args ...string) result {
+		return cli(t, append([]string{"cert"}, args...)...)
+	}
+	ca := []string{"--ca", in("ca.pem"), "--ca-key", in("ca-key.pem")}
+	cert(append([]string{"server", "--host", "127.0.0.1"}, ca...)...).want(t, exitUsage, "ca.pem", "tenure cert ca")
+	cert("ca", "--cert", in("ca.pem"), "--key", in("ca-key.pem")).want(t, exitOK)
+	cert("ca", "--cert", in("ca.pem"), "--key", in("ca-key.pem")).want(t, exitUsage, "not overwritten")
+	files := []string{"--cert", in("server.pem"), "--key", in("server-key.pem")}
+	cert(append(append([]string{"server"}, ca...), files...)...).want(t, exitUsage, "host")
+	cert(append(append([]string{"server", "--host", "127.0.0.1"}, ca...), files...)...).want(t, exitOK)
+
+	node := unique("tls")
+	write := func(name, text string) string {
+		t.Helper()
+		if err := os.WriteFile(in(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return in(name)
+	}
+	tokens := write("tokens", "viewer-viewer-viewer viewer\nagent-agent-agent-a agent "+node+"\noperator-operator-op operator\n")
+	viewer, agentToken, operator := write("viewer", "viewer-viewer-viewer\n"), write("agent", "agent-agent-agent-a"), write("operator", "operator-operator-op")
+
+	cli(t, "server", "--store", fileStore(t), "--listen", "0.0.0.0:0").want(t, exitUsage, "0.0.0.0:0", "--tls-cert", "--tokens-file")
+	_, url := startServer(t, "--tls-cert", in("server.pem"), "--tls-key", in("server-key.pem"), "--tokens-file", tokens)
+	if !strings.HasPrefix(url, "tenures://") {
+		t.Fatalf("got %q, want tenures://", url)
+	}
+	at := []string{"--server=" + url, "--ca=" + in("ca.pem")}
+	startAgent(t, url, node, "--ca", in("ca.pem"), "--token-file", agentToken)
+	eligible(t, node, append(at[:2:2], "--token-file", viewer)...)
+
+	cli(t, "nodes", "ls", "--server", url, "--token-file", viewer).want(t, exitUnavailable, "--ca")
+	cli(t, append(at[:2:2], "nodes", "ls")...).want(t, exitPermission, envToken, "--token-file")
+	cordon := append([]string{"nodes", "cordon", node, "--reason", "x"}, at...)
+	cli(t, append(cordon[:len(cordon):len(cordon)], "--token-file", viewer)...).want(t, exitPermission, "viewer")
+	cli(t, append(cordon[:len(cordon):len(cordon)], "--token-file", operator)...).want(t, exitOK)
+	other := start(t, "agent", "--server", url, "--node", unique("other"), "--state-dir", t.TempDir(), "--ca", in("ca.pem"), "--token-file", agentToken)
+	until(t, "the refusal of another node's token", func() bool { return strings.Contains(other.stderr(), "bound to node") })
+
+	withEnv := func(cmd *exec.Cmd) {
+		cmd.Env = append(cmd.Env, envToken+"=operator-operator-op", envCA+"="+in("ca.pem"), "TENURE_STORE="+url)
+	}
+	r := startWith(t, withEnv, "run", "job", "--", "sh", "-c", `echo "$TENURE_TOKEN.$TENURE_SERVER_TOKEN.$TENURE_STORE"`).wait()
+	clean(t, r, exitOK)
+	if r.out != "1..\n" {
+		t.Errorf("a command under a lease: got %q, want its token and no credential", r.out)
+	}
+}
+
+func TestServerSettings(t *testing.T) {
+	t.Parallel()
+	store := fileStore(t)
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for _, tc := range []struct {
+		name  string
+		args  []string
+		parts []string
+	}{
+		{"suspect after the lease", []string{"--interval", "10s", "--suspect-after", "3", "--node-ttl", "30s"}, []string{"30s", "3 intervals of 10s", "node TTL 30s"}},
+		{"interval above half the TTL", []string{"--interval", "10s", "--node-ttl", "15s"}, []string{"interval 10s", "node TTL 15s"}},
+		{"reconcile above interval", []string{"--interval", "2s", "--reconcile", "3s"}, []string{"reconcile 3s", "interval 2s"}},
+		{"late not before suspect", []string{"--late-after", "3"}, []string{"late after 3"}},
+		{"brake", []string{"--brake-least", "2"}, []string{"brake least", `"2"`, "at least 3"}},
+		{"range", []string{"--interval", "1ms"}, []string{"--interval", "from 50ms to 1h"}},
+		{"probe", []string{"--probe", "db"}, []string{`"db"`, "NODE=URL", "tcp://"}},
+		{"probe scheme", []string{"--probe", "db=ftp://x"}, []string{`"db"`, "http://"}},
+		{"listen", []string{"--listen", "nowhere"}, []string{`"nowhere"`, "127.0.0.1:"}},
+		{"key without certificate", []string{"--tls-key", "x"}, []string{"--tls-cert", "--tls-key"}},
+		{"unknown key", []string{"--config", write("a.yaml", "intervall: 5s\n")}, []string{"a.yaml", `"intervall"`}},
+		{"bad value", []string{"--config", write("b.yaml", "interval: soon\n")}, []string{"b.yaml", `"interval"`, `"soon"`, "from 50ms"}},
+		{"no YAML", []string{"--config", write("c.yaml", "interval: [\n")}, []string{"c.yaml"}},
+		{"nested", []string{"--config", write("d.json", `{"interval": {"a": {"b": 1}}}`)}, []string{"d.json", `"interval"`}},
+		{"no file", []string{"--config", filepath.Join(dir, "none")}, []string{"none", "no such file"}},
+		{"argument", []string{"x"}, []string{"x"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			cli(t, append([]string{"server", "--store", store}, tc.args...)...).want(t, exitUsage, tc.parts...)
+		})
+	}
+	missing := filepath.Join(dir, "none.db")
+	cli(t, "server", "--store", missing).want(t, exitConfig, missing, "tenure migrate --store sqlite:"+missing)
+	taken, url := startServer(t)
+	address := strings.TrimPrefix(url, "tenure://")
+	cli(t, "server", "--store", store, "--listen", address).want(t, exitUnavailable, address, "--listen")
+	if taken.over() {
+		t.Error("the server that was there ended")
+	}
+
+	// A flag goes before the environment, and that before the file.
+	file := write("good.yaml", "interval: 2s\nnode-ttl: 20s\nsuspect-after: 4\nprobe:\n  gone: tcp://127.0.0.1:1\n")
+	p := startWith(t, func(cmd *exec.Cmd) {
+		cmd.Env = append(cmd.Env, "TENURE_NODE_TTL=16s", "TENURE_INTERVAL=3s", "TENURE_CONFIG="+file)
+	}, "server", "--store", store, "--listen", "127.0.0.1:0", "--interval", "1s")
+	servedURL(t, p)
+	until(t, "what the server runs with", func() bool { return strings.Contains(p.read("out"), "probe:") })
+	for _, want := range []string{"interval: 1s (flag)", "node-ttl: 16s (environment)", "suspect-after: 4 (file)", "within 17s of a crash", "3 lost in a row are tolerated", "100, 1000, 10000 rows a second"} {
+		if !strings.Contains(strings.Join(strings.Fields(p.read("out")), " "), want) {
+			t.Errorf("got %q, want %q", p.read("out"), want)
+		}
+	}
+}
+
+func TestFleetUsage(t *testing.T) {
+	t.Parallel()
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args  string
+		parts []string
+	}{
+		{"nodes get", []string{"name the node: tenure nodes get NODE"}},
+		{"nodes get a b", []string{"one node, not 2"}},
+		{"nodes get a/b", []string{`"a/b"`, "beginning with a letter or digit"}},
+		{"nodes get tenure://x", []string{"use --server"}},
+		{"nodes ls --server ftp://x", []string{`"ftp://x"`, "tenure://HOST:PORT"}},
+		{"nodes ls --server tenure://u:geheim@h:1", []string{"tenure://HOST:PORT", "xxxxx"}},
+		{"nodes ls --server tenure://127.0.0.1:1 --token-file /nonexistent", []string{"/nonexistent", "no such file"}},
+		{"nodes ls --server tenure://127.0.0.1:1 --token-file " + empty, []string{"is empty"}},
+		{"nodes ls --server tenure://127.0.0.1:1 --ca " + empty, []string{"no certificate in PEM"}},
+		{"nodes ls --server tenure://127.0.0.1:1 -o yaml", []string{"table or json"}},
+		{"nodes drain a --reason x --wait-for 1", []string{`"1"`, "--wait-for", "units"}},
+		{"work submit", []string{"name the work and its command"}},
+		{"work submit a true", []string{"write -- between"}},
+		{"work submit a/b -- true", []string{`"a/b"`}},
+		{"work submit a --movable --on-loss keep -- true", []string{"on_loss", "stop"}},
+		{"work submit a --movable --node n -- true", []string{"request.node", "could not move"}},
+		{"work submit a --strategy best -- true", []string{"strategy", `"best"`}},
+		{"work submit a --resource x -- true", []string{"x", "--resource"}},
+		{"work submit a --env TENURE_X=1 -- true", []string{"TENURE_X"}},
+		{"work stop a", []string{"--reason is mandatory"}},
+		{"work move", []string{"name the work: tenure work move WORK --reason WHY"}},
+		{"why", []string{"name the node or work item: tenure why NODE|WORK"}},
+		{"events --limit 0", []string{"--limit 0", "from 1 to 1000"}},
+		{"events --after -1", []string{"--after -1"}},
+		{"brake confirm", []string{"--reason is mandatory"}},
+		{"agent --node a/b", []string{`node "a/b"`}},
+		{"agent --node a --capacity slots=many", []string{"--capacity"}},
+		{"agent --node a --capacity slots=-1", []string{"capacity", "-1"}},
+		{"agent --node a --label =x", []string{"label"}},
+		{"up --keep", []string{"--keep goes with --demo"}},
+		{"up --demo --listen 127.0.0.1:1", []string{"leave out --listen"}},
+		{"server --store tenure://127.0.0.1:1 x", []string{"x"}},
+		{"doctor tenure://u:geheim@h:1", []string{"tenure://u:xxxxx@h:1", "tenure://HOST:PORT"}},
+		{"doctor tenure://", []string{"tenure://HOST:PORT"}},
+		{"cert server", []string{"host"}},
+	} {
+		t.Run(tc.args, func(t *testing.T) {
+			t.Parallel()
+			r := cli(t, strings.Fields(tc.args)...)
+			if tc.args == "cert server" { // the authority is looked for first
+				return
+			}
+			r.want(t, exitUsage, tc.parts...)
+			if r.out != "" || strings.Contains(r.err, "geheim") {
+				t.Errorf("got %q, %q; want nothing on standard output and no password", r.out, r.err)
+			}
+		})
+	}
+}
+
+func TestParseServers(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]string{
+		"tenure://a:1":                "tenure://a:1",
+		"tenure://a:1,b:2":            "tenure://a:1 tenure://b:2",
+		"tenures://a:1,b:2":           "tenures://a:1 tenures://b:2",
+		"tenure://a:1,tenures://b:2":  "tenure://a:1 tenures://b:2",
+		"127.0.0.1:7470":              "tenure://127.0.0.1:7470",
+		"https://a:1/base,https://b:": "https://a:1/base https://b:",
+	} {
+		if got, err := parseServers(s); err != nil || strings.Join(got, " ") != want {
+			t.Errorf("%q: got %q, %v, want %q", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", ",", "tenure://", "tenure://a:1,", "tenure://a:1?x=y", "tenure://u@a:1"} {
+		if got, err := parseServers(s); err == nil {
+			t.Errorf("%q: got %q, want a refusal", s, got)
+		}
+	}
+}
