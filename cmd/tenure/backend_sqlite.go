@@ -11,6 +11,10 @@ import (
 	"github.com/tenurehq/tenure/store/sqlite"
 )
 
+// sqliteConns is how many connections to the file a process keeps. Opening one costs
+// more than most statements do, and more at once than processors wait for each other.
+const sqliteConns = 8
+
 // sqliteBackend is a SQLite file with the leases and, if it has them, the fleet.
 type sqliteBackend struct {
 	*sqlite.Store
@@ -34,6 +38,8 @@ func connectSQLite(_ context.Context, path string) (backend, closeFunc, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("open: %w", err)
 	}
+	db.SetMaxOpenConns(sqliteConns)
+	db.SetMaxIdleConns(sqliteConns)
 	st, err := sqlite.New(db, sqlite.Config{})
 	if err != nil {
 		db.Close()
