@@ -189,7 +189,7 @@ func session(minder tree.Identity) (members []tree.Process) {
 		switch {
 		case p.PID == minder.PID && p.Identity() != minder:
 			return nil // the number was given away, so the session is over
-		case p.Session == minder.PID && p.PID != minder.PID && !p.Dead():
+		case p.SID == minder.PID && p.PID != minder.PID && !p.Dead():
 			members = append(members, p)
 		}
 	}

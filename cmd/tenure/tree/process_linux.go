@@ -15,7 +15,7 @@ import (
 // Process is one line of the process table. A pid alone names a process only
 // until it is reused; with the start time it names one for good.
 type Process struct {
-	PID, Parent, Group, Session int
+	PID, Parent, Group, SID int
 
 	Start uint64 // clock ticks since boot
 	State byte   // as in proc_pid_stat(5)
@@ -52,7 +52,7 @@ func Read(pid int) (Process, error) {
 	p := Process{PID: pid, State: fields[0][0], Comm: string(line[open+1 : end])}
 	p.Parent, _ = strconv.Atoi(fields[1])
 	p.Group, _ = strconv.Atoi(fields[2])
-	p.Session, _ = strconv.Atoi(fields[3])
+	p.SID, _ = strconv.Atoi(fields[3])
 	p.Start, err = strconv.ParseUint(fields[19], 10, 64)
 	return p, err
 }
