@@ -64,8 +64,8 @@ func TestDocumentedRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(text), -1)
-	if len(blocks) != 2 {
-		t.Fatalf("got %d blocks of SQL, want those of the schema's owner and of migrator", len(blocks))
+	if len(blocks) != 3 {
+		t.Fatalf("got %d blocks of SQL, want those of the schema's owner and of migrator, for jobs and for a server", len(blocks))
 	}
 	unique := fmt.Sprint("_", time.Now().UnixNano())
 	do := func(address, statements string) {
@@ -100,5 +100,8 @@ func TestDocumentedRights(t *testing.T) {
 	if r := cli(t, append([]string{"doctor"}, app...)...); strings.Contains(r.out, "GRANT") || !strings.Contains(r.out, "SEVERITY") {
 		t.Errorf("doctor: got %d, %q, %q, want no right missing", r.code, r.out, r.err)
 	}
+	cli(t, "server", app[0], app[1], "--listen", "127.0.0.1:0").want(t, exitPermission, "fleet_")
+	do(as("migrator"), blocks[2][1])
+	checkServer(t, app...)
 	do(admin, "DROP OWNED BY migrator CASCADE; DROP OWNED BY app; DROP ROLE migrator; DROP ROLE app;")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/cmd/tenure/tree"
 	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/internal/pgtest"
 )
 
 // quickTimes are those of servers in tests: a beat costs little, and a lease lives
@@ -249,6 +250,39 @@ func (r result) wantLast(t *testing.T, code int, parts ...string) {
 func clean(t *testing.T, r result, code int) {
 	t.Helper()
 	r.clean(t, code)
+}
+
+// checkServer runs a fleet of one node in a store, with work, a drain and an end in
+// order.
+func checkServer(t *testing.T, store ...string) {
+	t.Helper()
+	srv, url := startServer(t, store...)
+	node := unique("one")
+	host := startAgent(t, url, node)
+	eligible(t, node, "--server", url)
+	at := []string{"--server=" + url}
+	cli(t, append(at, "work", "submit", "short", "--", "true")...).want(t, exitOK)
+	until(t, "the work ends", func() bool {
+		return decode[api.Work](t, cli(t, append(at[:1:1], "work", "get", "short", "-o", "json")...)).State == fleet.Succeeded
+	})
+	cli(t, append(at[:1:1], "nodes", "drain", node, "--reason", "test", "--wait")...).wantLast(t, exitOK)
+	for _, p := range []*program{host, srv} {
+		p.signal(syscall.SIGTERM)
+		r := p.wait()
+		r.wantLast(t, exitOK)
+		if strings.Contains(r.err, "level=ERROR") || strings.Contains(r.err, "permission") {
+			t.Errorf("got %q, want no fault", r.err)
+		}
+	}
+}
+
+// A server keeps its fleet in Postgres as in SQLite.
+func TestServerOnPostgres(t *testing.T) {
+	t.Parallel()
+	address := pgtest.Database(t)
+	cli(t, "server", "--store", address).want(t, exitConfig, "tenure migrate")
+	cli(t, "migrate", address).want(t, exitOK, "ready")
+	checkServer(t, "--store", address)
 }
 
 // Two processes under one name: the one that is replaced ends with its own code.

@@ -637,9 +637,8 @@ In %.0f seconds: one host was lost and came back. Its movable work moved once, t
 2; of %d writes %d counted, %d came too late and changed nothing, and none was lost. Its
 pinned work waited for it.
 
-Next: tenure up                       a fleet of this host, that stays
-      tenure up --demo --keep         the same again, left up to look at
-      tenure why %-20s how work stands, why, and what has to happen
+Next: tenure up --demo --keep   the same again, left up to look at: tenure why %s
+      tenure up                 a fleet of this host that stays: tenure work submit
 `, time.Since(d.began).Seconds(), rows.accepted+rows.refused, rows.accepted, rows.refused, movable)
 	return nil
 }
