@@ -112,7 +112,7 @@ type Status struct {
 
 // Status returns where the agent stands now.
 func (a *Agent) Status() Status {
-	orders, _ := a.view.get()
+	orders := a.view.get()
 	return Status{
 		Node: a.cfg.Node, Incarnation: a.incarnation, Token: a.leaseToken(),
 		Duplicate: a.duplicate.Load(), Replaced: a.fenced.Load() != nil,
@@ -270,14 +270,10 @@ func (a *Agent) describe(ctx context.Context) {
 	asking := make(chan fleet.Facts, 1)
 	tick := time.NewTicker(a.cfg.Interval)
 	defer tick.Stop()
-	for asked := false; ; {
-		if !asked {
-			asked = true
-			go func() { asking <- a.cfg.Facts() }()
-		}
+	for {
+		go func() { asking <- a.cfg.Facts() }()
 		select {
 		case f := <-asking:
-			asked = false
 			last := a.heart.facts.Load()
 			switch {
 			case last == nil:

@@ -73,7 +73,7 @@ func ReadDeadline(path string) (Deadline, error) {
 			return d, nil
 		}
 		last = err
-		time.Sleep(200 * time.Microsecond) // a write of this size takes less
+		<-time.After(200 * time.Microsecond) // a write of this size takes less
 	}
 	return Deadline{}, fmt.Errorf("%w: %q: %w", ErrDeadline, path, last)
 }

@@ -21,7 +21,7 @@ func flock(f *os.File) error {
 // place names a file on this host: a copy has another.
 func place(info fs.FileInfo) (device, inode uint64) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return uint64(st.Dev), uint64(st.Ino)
+		return uint64(st.Dev), uint64(st.Ino) //nolint:unconvert // other types on some
 	}
 	return 0, 0
 }

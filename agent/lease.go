@@ -20,6 +20,7 @@ type leaseStore struct {
 	a *Agent
 }
 
+// Acquire notes the attempt of a term that was won.
 func (s *leaseStore) Acquire(ctx context.Context, req store.Request) (store.Record, error) {
 	rec, err := s.Store.Acquire(ctx, req)
 	if err == nil {
@@ -28,6 +29,7 @@ func (s *leaseStore) Acquire(ctx context.Context, req store.Request) (store.Reco
 	return rec, err
 }
 
+// Renew sends the grant inside a beat.
 func (s *leaseStore) Renew(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
 	results := make([]store.Result, len(grants))
 	for i, g := range grants { // one: the keeper holds the node's lease alone

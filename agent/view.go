@@ -40,11 +40,11 @@ func (v *view) revision() uint64 {
 	return v.orders.Revision
 }
 
-// get returns the orders; false if none were ever received.
-func (v *view) get() (api.Orders, bool) {
+// get returns the orders; none if none were ever received.
+func (v *view) get() api.Orders {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.orders, v.known
+	return v.orders
 }
 
 // staleness says why the orders may not be what the server wants now; "" if they

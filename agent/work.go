@@ -206,7 +206,7 @@ func (w *worker) open() {
 
 // order lays the orders in force on the items.
 func (w *worker) order() {
-	orders, _ := w.a.view.get()
+	orders := w.a.view.get()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, it := range w.items {

@@ -122,7 +122,7 @@ func (i instance) waitTake() (*os.File, bool, error) {
 		if mine || err != nil || try == 20 {
 			return f, mine, err
 		}
-		time.Sleep(5 * time.Millisecond)
+		<-time.After(5 * time.Millisecond)
 	}
 }
 

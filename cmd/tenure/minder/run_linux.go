@@ -36,13 +36,19 @@ type run struct {
 
 var _ agent.Run = (*run)(nil)
 
-func (r *run) Task() agent.Task      { return r.task.Task }
+// Task implements agent.Run.
+func (r *run) Task() agent.Task { return r.task.Task }
+
+// Done implements agent.Run.
 func (r *run) Done() <-chan struct{} { return r.done }
+
+// Result implements agent.Run.
 func (r *run) Result() agent.Result {
 	<-r.done
 	return r.result
 }
 
+// PID implements agent.Run.
 func (r *run) PID() int { return r.procs.Command.PID }
 
 func (r *run) policy() fleet.LossPolicy { return r.task.Task.Spec.OnLoss }
@@ -154,7 +160,10 @@ func (r *run) enforce(grace time.Duration) {
 			default:
 				r.kill()
 			}
-			time.Sleep(pause) // until wait4 of the minder, or /proc, says that nothing is left
+			select {
+			case <-r.done: // the minder, or /proc, says that nothing is left
+			case <-time.After(pause):
+			}
 		}
 	})
 }
@@ -237,7 +246,7 @@ func (r *run) watch() {
 func (r *run) sweep() {
 	for pause := 2 * time.Millisecond; len(r.members()) > 0; pause = min(2*pause, time.Second) {
 		r.kill()
-		time.Sleep(pause)
+		<-time.After(pause)
 	}
 }
 
@@ -251,7 +260,7 @@ func waitGone(of tree.Identity) {
 		if gone(of) {
 			return
 		}
-		time.Sleep(100 * time.Millisecond)
+		<-time.After(100 * time.Millisecond)
 	}
 	if err != nil {
 		return
@@ -269,7 +278,7 @@ func waitGone(of tree.Identity) {
 		})
 	}
 	for err != nil && !gone(of) {
-		time.Sleep(100 * time.Millisecond)
+		<-time.After(100 * time.Millisecond)
 	}
 }
 
