@@ -429,6 +429,9 @@ func TestSQLiteFileRemoved(t *testing.T) {
 	if again := acquire(t, openStore(t, path, sqlite.Config{}), job("job", "b")); again.Token != 1 {
 		t.Fatalf("the new file gave token %s; the case is not the one to test", again.Token)
 	}
+	if rec, err := st.Get(t.Context(), "job"); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("reading the removed file: got %+v, %v; want no answer, since another holds the lease now (P8)", rec, err)
+	}
 	_, err := st.Renew(t.Context(), []store.Grant{{Name: "job", Token: rec.Token, TTL: rec.TTL, Attempt: store.NewAttempt(), Known: []store.Attempt{rec.Attempt}}})
 	if !store.Definite(err) || !errors.Is(err, store.ErrMissing) {
 		t.Errorf("renewal after the file was removed: got %v, want a definite loss", err)

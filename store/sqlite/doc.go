@@ -67,6 +67,12 @@
 // on the same host beside its original is another store; Diagnose warns when the
 // file's inode has changed.
 //
+// # A file that goes away
+//
+// A file that is removed or replaced under the store ends its terms at their next
+// renewal (store.ErrMissing), and its reads answer store.ErrUnavailable: whoever
+// opens the path now finds another file, and may hold what this one says is free.
+//
 // # Concurrency
 //
 // One connection, taken from the pool at the first write and kept until Close,

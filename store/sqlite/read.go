@@ -73,6 +73,9 @@ func (s *Store) read(ctx context.Context, doing string, query func() error) erro
 	pause := time.Millisecond
 	for {
 		err := query()
+		if s.file.lost() {
+			err = errGoneRead
+		}
 		if err == nil || !isBusy(err) {
 			return s.classify(doing, err)
 		}

@@ -39,6 +39,7 @@ type Store struct {
 	origin  time.Time   // what the clock's zero is shown as
 	ready   atomic.Bool // the tables were found as expected and this host's
 	reader  *reader
+	file    identity
 	writer  writer
 	waker   waker
 }
@@ -87,7 +88,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 		origin: host.Wall().UTC().Round(0).Add(-host.Boot()),
 	}
 	s.writer.store = s
-	s.writer.inode = fileIdentity(path) // of the file that db has just opened
+	s.file = identity{path: path, inode: fileIdentity(path)} // the one that db has just opened
 	s.waker.store = s
 	return s, nil
 }

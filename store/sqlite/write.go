@@ -30,9 +30,7 @@ type writer struct {
 	// Of the running goroutine alone.
 	conn       *sql.Conn
 	statements map[string]*sql.Stmt
-	settled    bool   // the file is known to be of this host and this domain
-	inode      string // of the file that the store was made on
-	gone       bool   // another file stands at the path, or none
+	settled    bool // the file is known to be of this host and this domain
 }
 
 // operation is one write. Its function runs inside a transaction that holds the
@@ -93,10 +91,6 @@ func (s *Store) write(ctx context.Context, doing string, raw bool, run func(*tra
 	}
 	return fmt.Errorf("sqlite: %s: not begun: %w", doing, ctx.Err())
 }
-
-// errGone ends the terms that were held by the file: whoever opens the path now
-// finds another one, and cannot know of them.
-var errGone = fmt.Errorf("%w: the database file was removed or replaced while it was in use", store.ErrMissing)
 
 var errClosed = fmt.Errorf("%w: the store is closed", store.ErrUnavailable)
 
@@ -198,9 +192,6 @@ func finish(ops []*operation, err error) {
 // begin takes the write lock.
 func (w *writer) begin() error {
 	ctx := context.Background()
-	if w.gone {
-		return errGone
-	}
 	if w.conn == nil {
 		conn, err := w.store.db.Conn(ctx)
 		if err != nil {
@@ -215,12 +206,8 @@ func (w *writer) begin() error {
 	if err != nil && !isBusy(err) {
 		w.drop()
 	}
-	if err == nil && w.inode == "" { // there was no file yet
-		w.inode = fileIdentity(w.store.path)
-	}
-	if err == nil && fileIdentity(w.store.path) != w.inode {
+	if err == nil && w.store.file.lost() {
 		w.rollback()
-		w.gone = true
 		return errGone
 	}
 	return err
