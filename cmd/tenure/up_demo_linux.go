@@ -471,9 +471,10 @@ func standsStill(ctx context.Context, p tree.Process) bool {
 	return false
 }
 
-// unlocked reports whether the file can be written.
+// unlocked reports whether the file can be written within a moment, for which the
+// server can do without it.
 func (d *demo) unlocked(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, demoInterval/2)
 	defer cancel()
 	_, err := d.db.ExecContext(ctx, "UPDATE demo_data SET value = value WHERE work = ''")
 	return err == nil
