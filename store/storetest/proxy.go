@@ -23,13 +23,14 @@ type Proxy struct {
 	cancel          context.CancelFunc
 	running         sync.WaitGroup
 
-	mu          sync.Mutex
-	links       map[*link]struct{}
-	accepted    int
-	holdNew     bool
-	holdReplies bool
-	delay       time.Duration
-	changed     chan struct{} // closed and replaced when what is held may have changed
+	mu           sync.Mutex
+	links        map[*link]struct{}
+	accepted     int
+	holdNew      bool
+	holdRequests bool
+	holdReplies  bool
+	delay        time.Duration
+	changed      chan struct{} // closed and replaced when what is held may have changed
 }
 
 // link is one connection of a client, with its connection to the server.
@@ -90,6 +91,10 @@ func (p *Proxy) HoldExisting() {
 // are accepted, and nothing comes back.
 func (p *Proxy) HoldNew() { p.change(func() { p.holdNew = true }) }
 
+// HoldRequests holds what clients say, and lets through what the server says, on
+// all connections.
+func (p *Proxy) HoldRequests() { p.change(func() { p.holdRequests = true }) }
+
 // HoldReplies lets requests pass and holds what the server says, on all
 // connections.
 func (p *Proxy) HoldReplies() { p.change(func() { p.holdReplies = true }) }
@@ -101,7 +106,7 @@ func (p *Proxy) Delay(d time.Duration) { p.change(func() { p.delay = d }) }
 // passed on now.
 func (p *Proxy) Pass() {
 	p.change(func() {
-		p.holdNew, p.holdReplies, p.delay = false, false, 0
+		p.holdNew, p.holdRequests, p.holdReplies, p.delay = false, false, false, 0
 		for l := range p.links {
 			l.held = false
 		}
@@ -242,7 +247,7 @@ func (p *Proxy) await(l *link, reply bool) bool {
 	}
 	for {
 		p.mu.Lock()
-		held, changed := l.held || reply && p.holdReplies, p.changed
+		held, changed := l.held || reply && p.holdReplies || !reply && p.holdRequests, p.changed
 		p.mu.Unlock()
 		if !held {
 			return l.ctx.Err() == nil

@@ -207,6 +207,34 @@ func TestProxyHoldReplies(t *testing.T) {
 	c.answered("again")
 }
 
+func TestProxyHoldRequests(t *testing.T) {
+	t.Parallel()
+	e := newEcho(t)
+	p := newProxy(t, e)
+	c := dial(t, p)
+	p.HoldReplies()
+	c.say("under way")
+	for deadline := time.Now().Add(bound); e.lines.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the request did not reach the server")
+		}
+	}
+	p.Pass()
+	p.HoldRequests()
+	c.answered("under way") // an answer passes
+	c.say("late")
+	c.silent()
+	fresh := dial(t, p)
+	fresh.say("late too")
+	fresh.silent()
+	if got := e.lines.Load(); got != 1 {
+		t.Errorf("lines at the server: got %d, want 1", got)
+	}
+	p.Pass()
+	c.answered("late")
+	fresh.answered("late too")
+}
+
 func TestProxyDelay(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t, newEcho(t))
