@@ -299,6 +299,38 @@ func TestDrainSurvivesRestart(t *testing.T) {
 	}
 }
 
+// What a former agent has saved is not started before a server confirms it under
+// the new term: the item may be another's by now.
+func TestStaleViewStartsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.srv.Assign("n1", spec("w", fleet.Keep))
+	n := r.start()
+	until(t, "the work", r.state("w"))
+	if err := n.end(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.host.Forget(agent.Instance{Work: "w", Token: 1}); err != nil { // the host was started anew
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	r.srv.Fail(func(string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			http.Error(w, "", http.StatusInternalServerError)
+		}
+	})
+	again := r.start()
+	until(t, "the lease", mayAct(again)) // its store is not behind the server here
+	seen := asked.Load()
+	until(t, "failed requests", func() bool { return asked.Load() > seen+3 })
+	if r.runs("w") != 1 {
+		t.Errorf("started %d times, want not again", r.runs("w"))
+	}
+	r.srv.Fail(nil)
+	until(t, "the start, once confirmed", func() bool { return r.runs("w") == 2 })
+}
+
 // Another incarnation has the name: this one never acts again, renews no more and
 // follows the policy of each item.
 func TestReplacedIsFencedForGood(t *testing.T) {
