@@ -2,32 +2,34 @@ package server
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
-
-	_ "modernc.org/sqlite"
 
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/server/registry"
 	"github.com/tenurehq/tenure/store"
-	"github.com/tenurehq/tenure/store/sqlite"
 )
 
-// bed is a replica on a SQLite file of its own, served over HTTP.
+// bed is a replica over a database, served over HTTP.
 type bed struct {
 	*Server
-	t   testing.TB
-	url string
+	t     testing.TB
+	db    *database
+	opts  HTTPConfig
+	url   string
+	serve atomic.Pointer[http.Handler]
+	end   func() // ends run, and waits for it
+
+	cfgGiven Config
 }
 
 // newBed starts a replica and waits until it is ready.
@@ -38,63 +40,40 @@ func newBed(t testing.TB, cfg Config, opts HTTPConfig) *bed {
 	return b
 }
 
-// newIdleBed serves a replica that does not run yet.
+// newIdleBed serves a replica that does not run yet, on a SQLite file of its own.
 func newIdleBed(t testing.TB, cfg Config, opts HTTPConfig) *bed {
 	t.Helper()
-	st, reg := openDatabase(t)
-	s, err := New(st, reg, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &bed{Server: s, t: t}
-	web := httptest.NewUnstartedServer(nil)
-	web.Config = s.HTTPServer(s.Handler(opts))
-	web.Start()
-	t.Cleanup(web.Close)
-	b.url = web.URL
-	return b
+	return newDatabase(t, registry.SQLite).idle(cfg, opts)
 }
 
+// run runs the replica until the test ends or end is called.
 func (b *bed) run() {
+	b.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- b.Run(ctx) }()
-	b.t.Cleanup(func() {
+	s := b.Server
+	go func() { done <- s.Run(ctx) }()
+	b.end = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			b.t.Errorf("run: %v", err)
 		}
 	})
+	b.t.Cleanup(b.end)
 	eventually(b.t, "ready", func() bool { return b.Ready() == nil })
 }
 
-func openDatabase(t testing.TB) (*sqlite.Store, *registry.Registry) {
-	t.Helper()
-	db, err := sql.Open("sqlite", sqlite.ModerncDSN(filepath.Join(t.TempDir(), "tenure.db")))
+// replace puts a new replica, which does not run yet, in place of the bed's.
+func (b *bed) replace() {
+	b.t.Helper()
+	st, reg := b.db.open()
+	s, err := New(st, reg, b.cfgGiven)
 	if err != nil {
-		t.Fatal(err)
+		b.t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })
-	st, err := sqlite.New(db, sqlite.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { st.Close() })
-	if err := st.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	host, err := sqlite.ThisHost()
-	if err != nil {
-		t.Fatal(err)
-	}
-	reg, err := registry.New(db, registry.Config{Dialect: registry.SQLite, Clock: registry.Clock{Domain: host.Domain, Boot: host.Boot, Wall: host.Wall}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := reg.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return st, reg
+	b.Server = s
+	h := s.Handler(b.opts)
+	b.serve.Store(&h)
 }
 
 // eventually polls until ok says so, and fails after a bound.
@@ -192,12 +171,18 @@ type node struct {
 // join starts a node with one unit of memory.
 func (b *bed) join(id string, header ...string) *node {
 	b.t.Helper()
+	return b.joinAs(id, "i-"+id, header...)
+}
+
+// joinAs is join for a run of the agent with a name of its own.
+func (b *bed) joinAs(id, incarnation string, header ...string) *node {
+	b.t.Helper()
 	attempt := store.NewAttempt()
 	rec := must[api.Record](b, http.MethodPost, "/v1/leases/acquire", api.NewAcquireRequest(store.Request{
 		Name: fleet.LeaseName(id), Holder: "agent/" + id, TTL: b.cfg.NodeTTL, Attempt: attempt,
 	}), header...)
 	n := &node{b: b, token: rec.Token, beat: api.Beat{
-		Node: id, Incarnation: "i-" + id, FactsVersion: 1,
+		Node: id, Incarnation: incarnation, FactsVersion: 1,
 		Facts: &fleet.Facts{Address: id + ":1", Capacity: fleet.Resources{"memory_mb": 1000}, Labels: map[string]string{"zone": "a"}, Readiness: fleet.Readiness{Ready: true}},
 		Renew: &api.Renewal{Token: rec.Token, TTLMS: b.cfg.NodeTTL.Milliseconds(), Known: []store.Attempt{attempt}},
 	}}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/tenurehq/tenure/store"
@@ -16,6 +17,7 @@ type renewer struct {
 	timeout time.Duration // of a request
 	most    int           // grants of a request
 	in      chan *renewal
+	ended   chan struct{} // closed when run has returned
 }
 
 // renewal is some grants on their way. The results belong to the renewer until
@@ -36,11 +38,14 @@ type pending struct {
 func (p pending) grant() *store.Grant { return &p.of.grants[p.index] }
 
 func newRenewer(st store.Store, window, timeout time.Duration) *renewer {
-	return &renewer{st: st, window: window, timeout: timeout, most: 2000, in: make(chan *renewal, 1024)}
+	return &renewer{st: st, window: window, timeout: timeout, most: 2000, in: make(chan *renewal, 1024), ended: make(chan struct{})}
 }
 
-// renew sends g with others and returns the store's answer. The error is
-// ctx's, and leaves the outcome unknown.
+// errEnded says that nobody sends any more.
+var errEnded = fmt.Errorf("%w: this replica is shutting down", store.ErrUnavailable)
+
+// renew sends g with others and returns the store's answer. The error is that of
+// renewAll.
 func (r *renewer) renew(ctx context.Context, g store.Grant) (store.Result, error) {
 	results, err := r.renewAll(ctx, []store.Grant{g})
 	if err != nil {
@@ -51,7 +56,8 @@ func (r *renewer) renew(ctx context.Context, g store.Grant) (store.Result, error
 
 // renewAll sends grants, and maybe others with them, and returns the store's
 // answer to each. Two of one name are sent one after the other. The error is
-// ctx's, and leaves the outcome of all unknown.
+// ctx's, and leaves the outcome of all unknown, or matches store.ErrUnavailable
+// if run ended before they were sent.
 func (r *renewer) renewAll(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
 	if len(grants) == 0 {
 		return nil, nil
@@ -61,19 +67,29 @@ func (r *renewer) renewAll(ctx context.Context, grants []store.Grant) ([]store.R
 	case r.in <- n:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
+	case <-r.ended:
+		return nil, errEnded
 	}
 	select {
 	case <-n.done:
 		return n.results, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
+	case <-r.ended:
+	}
+	select {
+	case <-n.done:
+		return n.results, nil
+	default:
+		return nil, errEnded
 	}
 }
 
-// run sends until ctx ends. A request that is under way then is finished.
+// run sends until ctx ends, once. A request that is under way then is finished.
 func (r *renewer) run(ctx context.Context) {
+	defer close(r.ended)
 	var left []pending // of names that the last batch had already, or beyond its size
-	for {
+	for ctx.Err() == nil {
 		batch, names := make([]pending, 0, 64), map[string]bool{}
 		var later []pending
 		add := func(p pending) {

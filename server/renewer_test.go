@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -101,5 +102,33 @@ func TestRenewerGoneSender(t *testing.T) {
 		}
 		cancel()
 		running.Wait()
+	})
+}
+
+// TestRenewerEnds: who waits for an answer when the replica stops is told so, and
+// so is who comes later, so that an agent goes to another replica at once.
+func TestRenewerEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRenewer(&counting{Store: memory.New(), delay: time.Second}, 20*time.Millisecond, 10*time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.run(ctx)
+		var asked sync.WaitGroup
+		ask := func(want error) {
+			asked.Go(func() {
+				_, err := r.renew(t.Context(), store.Grant{Name: "node/n", Token: 1, TTL: time.Minute, Attempt: store.NewAttempt(), Known: []store.Attempt{store.NewAttempt()}})
+				if !errors.Is(err, want) {
+					t.Errorf("got %v, want %v", err, want)
+				}
+			})
+			synctest.Wait()
+		}
+		ask(nil)
+		time.Sleep(100 * time.Millisecond) // the first is under way
+		ask(store.ErrUnavailable)
+		cancel()
+		asked.Wait()
+		ask(store.ErrUnavailable)
+		asked.Wait()
 	})
 }
