@@ -94,7 +94,7 @@ several replicas, or a relay. Each of the measures that need /proc needs Linux.
 	addDuration(flags, &cfg.Duration, "duration", 30*time.Second, 100*time.Millisecond, 24*time.Hour, "of the time in which nothing but beats happens")
 	flags.IntVar(&cfg.Kill, "kill", 100, "nodes to kill after that; with --restart, as many more while the server is down")
 	flags.BoolVar(&cfg.Restart, "restart", false, "at the end, kill each server with SIGKILL and start it again")
-	flags.StringVar(&cfg.Profile, "profile", "", "write CPU profiles of the first server to the files PROFILE-join and PROFILE-steady, for go tool pprof")
+	flags.StringVar(&cfg.Profile, "profile", "", "write profiles of the first server to the files PROFILE-join, PROFILE-steady and PROFILE-heap, for go tool pprof")
 	flags.BoolVarP(&quiet, "quiet", "q", false, "show no progress")
 	out := addFormat(cmd)
 	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
@@ -247,7 +247,7 @@ func benchTable(w io.Writer, r *loadgen.Report) error {
 		{"database writes", fmt.Sprintf("%s commits a second, rows a second %s (%s a beat), log %s B a second",
 			known("%.1f", st.CommitsPerSec), known("%.0f", st.RowsPerSec), known("%.2f", st.RowsPerBeat), known("%.0f", st.LogPerSec))},
 		{"written by the server", fmt.Sprintf("%.0f B a second", st.WrittenPerSec)},
-		{"memory", fmt.Sprintf("%s resident, %.0f B a node more than empty; live heap %s, %.0f B a node", mib(m.RSS), m.PerNode, mib(int64(m.Live)), m.LivePerNode)},
+		{"memory", fmt.Sprintf("%s resident, %.0f B a node more than empty; live heap %s, %.0f B a node; stacks %s", mib(m.RSS), m.PerNode, mib(int64(m.Live)), m.LivePerNode, mib(int64(m.Stacks)))},
 		{"replies", times(st.Reply)},
 		{"generator", fmt.Sprintf("%.1f µs of CPU a beat; late by %s", st.GeneratorUS, times(st.GeneratorLate))},
 	}

@@ -79,7 +79,7 @@ func config(t *testing.T) loadgen.Config {
 		Database: path, Name: "test", SQLite: path,
 		Nodes: 50, Interval: 250 * time.Millisecond, SuspectAfter: 6, NodeTTL: 20 * time.Second, Duration: time.Second,
 		Part: func() *exec.Cmd {
-			cmd := exec.Command(os.Args[0]) //nolint:noctx // ends with its input
+			cmd := exec.Command(os.Args[0])
 			cmd.Env = append(os.Environ(), partEnv+"=1")
 			return cmd
 		},
@@ -136,7 +136,7 @@ func TestSingle(t *testing.T) {
 	if !stages["acquire and join"] || !stages["measure beats"] {
 		t.Errorf("progress: got %v", stages)
 	}
-	for _, stage := range []string{"-join", "-steady"} {
+	for _, stage := range []string{"-join", "-steady", "-heap"} {
 		if info, err := os.Stat(cfg.Profile + stage); err != nil || info.Size() == 0 {
 			t.Errorf("profile: %v", err)
 		}

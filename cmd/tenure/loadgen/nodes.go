@@ -28,7 +28,7 @@ type nodesConfig struct {
 	Relay    int           `json:"relay"` // nodes behind one connection, whose beats share a body
 	Interval time.Duration `json:"interval_ns"`
 	TTL      time.Duration `json:"ttl_ns"`
-	Joining  int           `json:"joining"` // connections that acquire and join at a time
+	Joining  int           `json:"joining"` // nodes that acquire and join at a time
 }
 
 // simulation is the nodes of one part.
@@ -36,6 +36,7 @@ type simulation struct {
 	cfg    nodesConfig
 	leases *api.Store
 	gate   chan struct{} // has a value for each line that acquires and joins
+	asking chan struct{} // has a value for each lease that is being acquired
 	joined atomic.Int64
 	out    *speaker
 
@@ -73,8 +74,9 @@ func simulate(ctx context.Context, cfg nodesConfig, orders <-chan order, out *sp
 	if err != nil {
 		return err
 	}
-	defer client.Close()
-	s := &simulation{cfg: cfg, leases: api.NewStore(client), gate: make(chan struct{}, cfg.Joining), out: out}
+	defer func() { _ = client.Close() }()
+	s := &simulation{cfg: cfg, leases: api.NewStore(client), out: out,
+		gate: make(chan struct{}, max(cfg.Joining/cfg.Relay, 2)), asking: make(chan struct{}, cfg.Joining)}
 	var lines []*line
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -211,15 +213,15 @@ func (l *line) run(ctx context.Context) {
 				due = due.Add(interval)
 			}
 		} else {
-			due = time.Now().Add(l.backoff())
+			due = time.Now().Add(l.sim.backoff())
 		}
 		timer.Reset(time.Until(due))
 	}
 }
 
-// backoff is how long a node waits after a beat without an answer.
-func (l *line) backoff() time.Duration {
-	d := min(l.sim.cfg.Interval/4, time.Second)
+// backoff is how long a node waits after a request without an answer.
+func (s *simulation) backoff() time.Duration {
+	d := min(s.cfg.Interval/4, time.Second)
 	return d/2 + rand.N(d)
 }
 
@@ -232,31 +234,44 @@ func (l *line) join(ctx context.Context) bool {
 		return false
 	}
 	defer func() { <-s.gate }()
+	var all sync.WaitGroup
 	for _, n := range l.nodes {
-		req := store.Request{Name: fleet.LeaseName(n.beat.Node), Holder: "load/" + n.beat.Node, TTL: s.cfg.TTL, Attempt: store.NewAttempt()}
-		for {
-			n.confirmed = time.Now()
-			rec, err := s.leases.Acquire(ctx, req)
-			if err == nil {
-				n.beat.Renew = &api.Renewal{Token: rec.Token, TTLMS: s.cfg.TTL.Milliseconds(), Known: []store.Attempt{req.Attempt}}
-				break
-			}
-			s.out.say(event{Trouble: "acquire: " + err.Error()})
-			req.Known = append(req.Known, req.Attempt)
-			req.Attempt = store.NewAttempt()
-			if len(req.Known) > store.MaxKnown || !pause(ctx, l.backoff()) {
-				return false
-			}
-		}
-		n.beat.Facts = n.facts
+		all.Go(func() { s.acquire(ctx, n) })
+	}
+	if all.Wait(); ctx.Err() != nil {
+		return false
 	}
 	for !l.beat(ctx, l.nodes) {
-		if !pause(ctx, l.backoff()) {
+		if !pause(ctx, s.backoff()) {
 			return false
 		}
 	}
 	s.joined.Add(int64(len(l.nodes)))
 	return true
+}
+
+// acquire takes the lease of a node, and tries until it has it or ctx ends.
+func (s *simulation) acquire(ctx context.Context, n *node) {
+	s.asking <- struct{}{}
+	defer func() { <-s.asking }()
+	req := store.Request{Name: fleet.LeaseName(n.beat.Node), Holder: "load/" + n.beat.Node, TTL: s.cfg.TTL}
+	for {
+		req.Attempt = store.NewAttempt()
+		n.confirmed = time.Now()
+		rec, err := s.leases.Acquire(ctx, req)
+		if err == nil {
+			n.beat.Renew = &api.Renewal{Token: rec.Token, TTLMS: s.cfg.TTL.Milliseconds(), Known: []store.Attempt{req.Attempt}}
+			n.beat.Facts = n.facts
+			return
+		}
+		s.out.say(event{Trouble: "acquire: " + err.Error()})
+		if len(req.Known) < store.MaxKnown {
+			req.Known = append(req.Known, req.Attempt)
+		}
+		if !pause(ctx, s.backoff()) {
+			return
+		}
+	}
 }
 
 // pause waits, and reports whether ctx is not over.

@@ -20,14 +20,14 @@ type order struct {
 
 	Do   string `json:"do,omitempty"`
 	N    int    `json:"n,omitempty"`    // kill: how many
-	File string `json:"file,omitempty"` // profile
+	File string `json:"file,omitempty"` // memory, profile
 }
 
 // What orders ask for.
 const (
 	doTally   = "tally"   // nodes: answer with what was counted since the last time
 	doKill    = "kill"    // nodes: kill n of them, each at a random instant of the next interval
-	doMemory  = "memory"  // replica: answer with the heap after a collection
+	doMemory  = "memory"  // replica: answer with the heap after a collection, and write its profile to file if there is one
 	doProfile = "profile" // replica: write a CPU profile to file from now on; without one, to none
 )
 
@@ -53,6 +53,7 @@ type sighting struct {
 // heapState is what a replica keeps.
 type heapState struct {
 	Live       uint64 `json:"live"` // bytes, after a collection
+	Stacks     uint64 `json:"stacks"`
 	Goroutines int    `json:"goroutines"`
 }
 

@@ -53,7 +53,7 @@ func serve(ctx context.Context, cfg replicaConfig, open OpenFunc, orders <-chan 
 	web.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) }
 	var all sync.WaitGroup
 	defer all.Wait()
-	defer web.Close()
+	defer func() { _ = web.Close() }()
 	all.Go(func() {
 		if err := web.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			out.say(event{Trouble: err.Error()})
@@ -80,7 +80,8 @@ func serve(ctx context.Context, cfg replicaConfig, open OpenFunc, orders <-chan 
 		case o := <-orders:
 			switch o.Do {
 			case doMemory:
-				out.say(event{Answer: true, Heap: readHeap()})
+				heap, err := readHeap(o.File)
+				out.say(event{Answer: true, Heap: &heap, Trouble: troubleOf(err)})
 			case doProfile:
 				stopProfile()
 				stopProfile, err = startProfile(o.File)
@@ -92,11 +93,21 @@ func serve(ctx context.Context, cfg replicaConfig, open OpenFunc, orders <-chan 
 	}
 }
 
-func readHeap() *heapState {
+// readHeap collects, and writes a profile of what is left to file unless that is "".
+func readHeap(file string) (h heapState, err error) {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return &heapState{Live: m.HeapAlloc, Goroutines: runtime.NumGoroutine()}
+	h = heapState{Live: m.HeapAlloc, Stacks: m.StackInuse, Goroutines: runtime.NumGoroutine()}
+	if file == "" {
+		return h, nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return h, err
+	}
+	defer f.Close()
+	return h, pprof.WriteHeapProfile(f)
 }
 
 // startProfile writes a CPU profile to file until stop is called; none if file is "".
@@ -126,10 +137,16 @@ func troubleOf(err error) string {
 // of what is wrong.
 type livenessLog struct{ out *speaker }
 
+// Enabled implements slog.Handler.
 func (livenessLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
-func (l livenessLog) WithAttrs([]slog.Attr) slog.Handler             { return l }
-func (l livenessLog) WithGroup(string) slog.Handler                  { return l }
 
+// WithAttrs implements slog.Handler; what it adds is not needed.
+func (l livenessLog) WithAttrs([]slog.Attr) slog.Handler { return l }
+
+// WithGroup implements slog.Handler likewise.
+func (l livenessLog) WithGroup(string) slog.Handler { return l }
+
+// Handle implements slog.Handler.
 func (l livenessLog) Handle(_ context.Context, r slog.Record) error {
 	text := r.Message
 	s := sighting{At: r.Time}

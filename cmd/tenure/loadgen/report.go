@@ -70,13 +70,14 @@ type Steady struct {
 
 // Memory is what the replicas hold, in bytes.
 type Memory struct {
-	EmptyRSS       int64   `json:"empty_rss_bytes"` // before the first node
-	RSS            int64   `json:"rss_bytes"`       // at the end of the steady time
-	PerNode        float64 `json:"rss_bytes_per_node"`
-	EmptyLive      uint64  `json:"empty_live_heap_bytes"`
-	Live           uint64  `json:"live_heap_bytes"` // after a collection
-	LivePerNode    float64 `json:"live_heap_bytes_per_node"`
-	GoroutinesLeft int     `json:"goroutines"`
+	EmptyRSS    int64   `json:"empty_rss_bytes"` // before the first node
+	RSS         int64   `json:"rss_bytes"`       // at the end of the steady time
+	PerNode     float64 `json:"rss_bytes_per_node"`
+	EmptyLive   uint64  `json:"empty_live_heap_bytes"`
+	Live        uint64  `json:"live_heap_bytes"` // after a collection
+	LivePerNode float64 `json:"live_heap_bytes_per_node"`
+	Stacks      uint64  `json:"stack_bytes"`
+	Goroutines  int     `json:"goroutines"`
 }
 
 // Spread is a distribution in milliseconds.

@@ -37,7 +37,7 @@ type Config struct {
 	Duration     time.Duration // of the steady time
 	Kill         int           // nodes to kill after it
 	Restart      bool          // kill each replica and start it again, at the end
-	Profile      string        // for CPU profiles of the first replica: the files Profile-join and Profile-steady
+	Profile      string        // for profiles of the first replica: the files Profile-join, -steady and -heap
 
 	// Part returns the command of a new part, whose process calls Play.
 	Part func() *exec.Cmd
@@ -50,7 +50,7 @@ const (
 	perProcess = 15_000
 	// spareFiles is what a process opens beside its connections.
 	spareFiles = 300
-	// joining is how many connections acquire leases and join at a time.
+	// joining is how many nodes acquire leases and join at a time.
 	joining = 48
 	// joinStall is how long no node may join before the run is given up.
 	joinStall = time.Minute
@@ -228,7 +228,7 @@ func (c *conductor) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	heap, err := c.heap(ctx)
+	heap, err := c.heap(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -353,7 +353,7 @@ func (c *conductor) steady(ctx context.Context) error {
 		s.DatabaseUS, s.DatabaseCores = micros(spent)/beats, spent.Seconds()/seconds
 	}
 	s.CommitsPerBeat, s.RowsPerBeat = s.CommitsPerSec/s.BeatsPerSec, max(s.RowsPerSec/s.BeatsPerSec, -1)
-	heap, err := c.heap(ctx)
+	heap, err := c.heap(ctx, "heap")
 	if err != nil {
 		return err
 	}
@@ -361,7 +361,7 @@ func (c *conductor) steady(ctx context.Context) error {
 	nodes := float64(cfg.Nodes)
 	m.RSS, m.PerNode = after.server.rss, float64(after.server.rss-m.EmptyRSS)/nodes
 	m.Live, m.LivePerNode = heap.Live, (float64(heap.Live)-float64(m.EmptyLive))/nodes
-	m.GoroutinesLeft = heap.Goroutines
+	m.Stacks, m.Goroutines = heap.Stacks, heap.Goroutines
 	return nil
 }
 
@@ -566,14 +566,22 @@ func sumUsage(parts []*part) (sum usage, err error) {
 	return sum, nil
 }
 
-// heap is what the replicas keep, together.
-func (c *conductor) heap(ctx context.Context) (sum heapState, err error) {
-	for _, p := range c.replicas {
-		e, err := p.ask(ctx, order{Do: doMemory})
+// heap is what the replicas keep, together. The first writes a profile of it, if
+// there are to be profiles and stage is not "".
+func (c *conductor) heap(ctx context.Context, stage string) (sum heapState, err error) {
+	for i, p := range c.replicas {
+		o := order{Do: doMemory}
+		if i == 0 && stage != "" && c.cfg.Profile != "" {
+			o.File = c.cfg.Profile + "-" + stage
+		}
+		e, err := p.ask(ctx, o)
+		if err == nil && e.Trouble != "" {
+			err = fmt.Errorf("%w: profile: %s", ErrConfig, e.Trouble)
+		}
 		if err != nil {
 			return sum, err
 		}
-		sum.Live, sum.Goroutines = sum.Live+e.Heap.Live, sum.Goroutines+e.Heap.Goroutines
+		sum.Live, sum.Stacks, sum.Goroutines = sum.Live+e.Heap.Live, sum.Stacks+e.Heap.Stacks, sum.Goroutines+e.Heap.Goroutines
 	}
 	return sum, nil
 }
