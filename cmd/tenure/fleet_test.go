@@ -116,8 +116,18 @@ func TestFleet(t *testing.T) {
 	at := []string{"--server=" + url}
 	tenure := func(args ...string) result { t.Helper(); return cli(t, append(at[:1:1], args...)...) }
 	agentA := startAgent(t, url, a, "--label", "zone=x", "--feature", "gpu", "--address", "10.0.0.1:80")
-	startAgent(t, url, b)
+	ready := filepath.Join(t.TempDir(), "ready")
+	startAgent(t, url, b, "--ready-file", ready)
 	eligible(t, a, at...)
+	until(t, b+" is there and says that it is not ready", func() bool {
+		var n api.Node
+		r := tenure("nodes", "get", b, "-o", "json")
+		return r.code == exitOK && json.Unmarshal([]byte(r.out), &n) == nil && len(n.Exclusions) == 1 &&
+			n.Exclusions[0].Code == fleet.CodeNotReady && n.Facts.Readiness.Text == ready
+	})
+	if err := os.WriteFile(ready, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	eligible(t, b, at...)
 
 	// Nodes.
@@ -185,7 +195,7 @@ func TestFleet(t *testing.T) {
 	}
 
 	// A server's store, for leases without the database's credentials.
-	clean(t, run(t, "run", "job", "--store", url, "--", "sh", "-c", "exit 3"), 3)
+	run(t, "run", "job", "--store", url, "--", "sh", "-c", "exit 3").clean(t, 3)
 	if r := cli(t, "lease", "ls", "node", "--store", url); !strings.Contains(r.out, "node/"+a) {
 		t.Errorf("lease ls: got %q, want the lease of %s", r.out, a)
 	}
@@ -246,12 +256,6 @@ func (r result) wantLast(t *testing.T, code int, parts ...string) {
 	}
 }
 
-// clean fails unless r ended with code and without a word of its own.
-func clean(t *testing.T, r result, code int) {
-	t.Helper()
-	r.clean(t, code)
-}
-
 // checkServer runs a fleet of one node in a store, with work, a drain and an end in
 // order.
 func checkServer(t *testing.T, store ...string) {
@@ -283,6 +287,26 @@ func TestServerOnPostgres(t *testing.T) {
 	cli(t, "server", "--store", address).want(t, exitConfig, "tenure migrate")
 	cli(t, "migrate", address).want(t, exitOK, "ready")
 	checkServer(t, "--store", address)
+}
+
+// A store that has only leases serves them, and says what a server would miss.
+func TestLeasesWithoutFleet(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "old.db")
+	_, closeStore, err := openAt(t.Context(), location{kind: kindSQLite, target: path, own: true}) // makes the lease tables
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeStore()
+	run(t, "run", "a", "--store", path, "--", "true").clean(t, exitOK)
+	if r := cli(t, "doctor", path); !strings.Contains(r.out, "no_fleet") || !strings.Contains(r.out, "tenure migrate --store sqlite:"+path) {
+		t.Errorf("doctor: got %d, %q, %q, want the finding no_fleet and its next step", r.code, r.out, r.err)
+	}
+	cli(t, "server", "--store", path, "--listen", "127.0.0.1:0").want(t, exitConfig, "tenure migrate --store sqlite:"+path)
+	cli(t, "migrate", path).want(t, exitOK)
+	if r := cli(t, "doctor", path); strings.Contains(r.out, "no_fleet") {
+		t.Errorf("doctor: got %q, want no finding no_fleet", r.out)
+	}
 }
 
 // Two processes under one name: the one that is replaced ends with its own code.
@@ -357,7 +381,7 @@ func TestFleetTLS(t *testing.T) {
 		cmd.Env = append(cmd.Env, envToken+"=operator-operator-op", envCA+"="+in("ca.pem"), "TENURE_STORE="+url)
 	}
 	r := startWith(t, withEnv, "run", "job", "--", "sh", "-c", `echo "$TENURE_TOKEN.$TENURE_SERVER_TOKEN.$TENURE_STORE"`).wait()
-	clean(t, r, exitOK)
+	r.clean(t, exitOK)
 	if r.out != "1..\n" {
 		t.Errorf("a command under a lease: got %q, want its token and no credential", r.out)
 	}
