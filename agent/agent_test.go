@@ -314,14 +314,17 @@ func TestStaleViewStartsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var asked atomic.Int64
-	r.srv.Fail(func(string) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			asked.Add(1)
-			http.Error(w, "", http.StatusInternalServerError)
-		}
+	again := r.start(func(c *agent.Config) {
+		c.Store = &lastAnswer{c.Store, func() {
+			r.srv.Fail(func(string) http.HandlerFunc {
+				return func(w http.ResponseWriter, _ *http.Request) {
+					asked.Add(1)
+					http.Error(w, "", http.StatusInternalServerError)
+				}
+			})
+		}}
 	})
-	again := r.start()
-	until(t, "the lease", mayAct(again)) // its store is not behind the server here
+	until(t, "the lease", mayAct(again))
 	seen := asked.Load()
 	until(t, "failed requests", func() bool { return asked.Load() > seen+3 })
 	if r.runs("w") != 1 {
@@ -329,6 +332,17 @@ func TestStaleViewStartsNothing(t *testing.T) {
 	}
 	r.srv.Fail(nil)
 	until(t, "the start, once confirmed", func() bool { return r.runs("w") == 2 })
+}
+
+// lastAnswer is a store after whose grant something happens.
+type lastAnswer struct {
+	store.Store
+	then func()
+}
+
+func (s *lastAnswer) Acquire(ctx context.Context, req store.Request) (store.Record, error) {
+	defer s.then()
+	return s.Store.Acquire(ctx, req)
 }
 
 // Another incarnation has the name: this one never acts again, renews no more and

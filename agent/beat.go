@@ -22,7 +22,8 @@ type heart struct {
 	renewals chan *renewal
 	nudged   chan struct{}
 
-	facts atomic.Pointer[factsVersion]
+	facts   atomic.Pointer[factsVersion]
+	hearing atomic.Pointer[hearing]
 
 	// Owned by the loop.
 	seq       uint64
@@ -46,8 +47,46 @@ type renewal struct {
 	answer chan store.Result // has room for one
 }
 
+// hearing is whether the last beat got an answer.
+type hearing struct {
+	ok      bool
+	changed chan struct{} // closed when another value is in force
+}
+
 func newHeart(a *Agent) *heart {
-	return &heart{a: a, renewals: make(chan *renewal), nudged: make(chan struct{}, 1), interval: a.cfg.Interval}
+	h := &heart{a: a, renewals: make(chan *renewal), nudged: make(chan struct{}, 1), interval: a.cfg.Interval}
+	h.hearing.Store(&hearing{changed: make(chan struct{})})
+	return h
+}
+
+// hears notes whether the last beat got an answer. The loop alone calls it.
+func (h *heart) hears(ok bool) {
+	if was := h.hearing.Load(); was.ok != ok {
+		h.hearing.Store(&hearing{ok, make(chan struct{})})
+		close(was.changed)
+	}
+}
+
+// listening waits until a beat got an answer, and returns a context that ends
+// when one gets none, or with ctx.
+func (h *heart) listening(ctx context.Context) (context.Context, context.CancelFunc) {
+	now := h.hearing.Load()
+	for !now.ok && ctx.Err() == nil {
+		select {
+		case <-now.changed:
+			now = h.hearing.Load()
+		case <-ctx.Done():
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-now.changed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // nudge brings the next beat forward.
@@ -196,6 +235,7 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 	if r != nil {
 		r.answer <- renewed(reply, err)
 	}
+	h.hears(err == nil)
 	if err != nil {
 		h.told = 0 // whoever answers next may not have them
 		if !h.failed {

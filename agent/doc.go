@@ -12,7 +12,8 @@
 // nothing of the right to act is read from a disk. Its renewals travel inside the
 // heartbeats. Heartbeats leave from a goroutine that is locked to a thread, over
 // connections of their own, and wait for nothing else: no work, no file, no hook.
-// A server that does not answer is left for the next one, within the term.
+// A server that does not answer is left for the next one, within the term. An
+// agent that hears no server takes no new term: it may be heard.
 //
 // Each work item follows the policy of its specification when the node may not
 // act any more: stop (ended before the lease can pass), quiesce (told to stop

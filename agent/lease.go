@@ -47,7 +47,9 @@ func (s *leaseStore) Renew(ctx context.Context, grants []store.Grant) ([]store.R
 	return results, nil
 }
 
-// hold contends for the node's lease, term after term, until ctx ends.
+// hold contends for the node's lease, term after term, until ctx ends. While
+// beats get no answer it does not: servers may hear what this agent cannot hear
+// them grant, and the lease would be held again and again by nobody who may act.
 func (a *Agent) hold(ctx context.Context) error {
 	name := fleet.LeaseName(a.cfg.Node)
 	opts := []tenure.AcquireOption{
@@ -58,10 +60,15 @@ func (a *Agent) hold(ctx context.Context) error {
 		opts = append(opts, tenure.WithReplace(left))
 	}
 	for {
-		t, err := a.keeper.Acquire(ctx, name, opts...)
+		listening, stop := a.heart.listening(ctx)
+		t, err := a.keeper.Acquire(listening, name, opts...)
+		deaf := listening.Err() != nil
+		stop()
 		switch {
 		case ctx.Err() != nil:
 			return nil
+		case err != nil && deaf: // what may have been won was given back
+			continue
 		case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnsupported):
 			return err
 		case err != nil: // refused for now: permission, schema
