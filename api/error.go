@@ -63,6 +63,9 @@ func (e *Error) Problem() Problem {
 	if invalid, ok := errors.AsType[*store.InvalidError](e.cause); ok {
 		p.Field, p.Value, p.Rule = invalid.Field, invalid.Value, invalid.Rule
 	}
+	if invalid, ok := errors.AsType[*fleet.InvalidError](e.cause); ok {
+		p.Field, p.Value, p.Rule = invalid.Field, invalid.Value, invalid.Rule
+	}
 	if held, ok := errors.AsType[*store.HeldError](e.cause); ok {
 		p.Held = &HeldFacts{Record: NewRecord(held.Record), RemainingUS: Microseconds(held.Remaining), Reason: held.Reason}
 	}

@@ -179,7 +179,7 @@ func (b *bed) joinAs(id, incarnation string, header ...string) *node {
 	b.t.Helper()
 	attempt := store.NewAttempt()
 	rec := must[api.Record](b, http.MethodPost, "/v1/leases/acquire", api.NewAcquireRequest(store.Request{
-		Name: fleet.LeaseName(id), Holder: "agent/" + id, TTL: b.cfg.NodeTTL, Attempt: attempt,
+		Name: fleet.LeaseName(id), Holder: "agent", TTL: b.cfg.NodeTTL, Attempt: attempt,
 	}), header...)
 	n := &node{b: b, token: rec.Token, beat: api.Beat{
 		Node: id, Incarnation: incarnation, FactsVersion: 1,
