@@ -92,6 +92,14 @@ func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 	return out.Nodes, err
 }
 
+// NodesNow is Nodes as the registry has them now. Nodes may be as old as what the
+// replica read last.
+func (c *Client) NodesNow(ctx context.Context) ([]Node, error) {
+	var out Nodes
+	err := c.get(ctx, "/v1/nodes", url.Values{"authoritative": {"true"}}, &out, func() string { return missing(out.Nodes == nil, "nodes") })
+	return out.Nodes, err
+}
+
 // Node returns one node.
 func (c *Client) Node(ctx context.Context, id string) (*Node, error) {
 	return c.node(ctx, call{method: http.MethodGet, path: "", again: true}, id)

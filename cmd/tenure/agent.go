@@ -97,9 +97,13 @@ SIGTERM ends the agent in order, with exit code 0, and leaves the work running.
 	return cmd
 }
 
-// run is the agent until ctx ends. ready, if there is one, is called once the node
-// is set up to begin.
-func (s *agentSettings) run(ctx context.Context, log *slog.Logger, ready func(*agent.Agent)) error {
+// run is the agent until ctx ends. ready, if there is one, is called once nothing
+// keeps the node from beginning.
+func (s *agentSettings) run(ctx context.Context, log *slog.Logger, ready func() error) error {
+	other := "--node" // which has a directory of its own
+	if s.stateDir != "" {
+		other = "--state-dir"
+	}
 	facts, err := s.facts()
 	if err != nil {
 		return err
@@ -127,13 +131,15 @@ func (s *agentSettings) run(ctx context.Context, log *slog.Logger, ready func(*a
 	case errors.Is(err, agent.ErrConfig):
 		return failf(exitUsage, "%s", strings.TrimPrefix(err.Error(), agent.ErrConfig.Error()+": "))
 	case errors.Is(err, agent.ErrStateInUse):
-		return failf(exitNotAcquired, "state directory %s: another agent uses it; stop that one, or give this node another with --state-dir", s.stateDir)
+		return failf(exitNotAcquired, "state directory %s: another agent uses it; stop that one, or give another %s", s.stateDir, other)
 	case err != nil:
 		return stateError(s.stateDir, err)
 	}
 	log.Info("agent", "node", s.node, "incarnation", a.Incarnation(), "server", strings.Join(servers, ","), "ttl", s.ttl, "interval", s.interval, "state", s.stateDir)
 	if ready != nil {
-		ready(a)
+		if err := ready(); err != nil {
+			return err
+		}
 	}
 	err = a.Run(ctx)
 	if errors.Is(err, agent.ErrReplaced) {
@@ -147,7 +153,7 @@ func stateError(dir string, err error) error {
 	if errors.Is(err, os.ErrPermission) {
 		code = exitPermission
 	}
-	return failf(code, "state directory %s: %w; give another with --state-dir", dir, err)
+	return failf(code, "state directory %s: %w", dir, err)
 }
 
 // times takes the times of the lease from the server, unless they were given. It

@@ -42,7 +42,7 @@ act; DRAINING, somebody wants it empty. USE is what is taken of what it offers.`
 	use, out := addServer(cmd), addFormat(cmd)
 	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
 		return use.ask(ctx, func(ctx context.Context, c *api.Client) error {
-			nodes, err := c.Nodes(ctx)
+			nodes, err := c.NodesNow(ctx) // no reason is told from a cache (P8)
 			if err != nil {
 				return err
 			}

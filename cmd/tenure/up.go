@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tenurehq/tenure/agent"
 	"github.com/tenurehq/tenure/server"
 )
 
@@ -92,10 +91,7 @@ func (f *upFlags) run(ctx context.Context, cmd *cobra.Command, con console) erro
 	if err != nil {
 		return err
 	}
-	if err := noteServer(note, p.url()); err != nil {
-		return failf(exitPermission, "the server's URL cannot be noted: %w", err)
-	}
-	defer forgetServer(note, p.url())
+	defer forgetServer(note, p.url()) // if it was noted
 	if err := p.describe(cmd.OutOrStdout()); err != nil {
 		return err
 	}
@@ -113,7 +109,13 @@ func (f *upFlags) run(ctx context.Context, cmd *cobra.Command, con console) erro
 		served <- err
 	}()
 	host := agentSettings{serverFlags: serverFlags{server: p.url()}, node: f.node, quiet: f.quiet}
-	err = host.run(working, log, func(*agent.Agent) { nextCommands(cmd.OutOrStdout(), p.url(), host.node) })
+	err = host.run(working, log, func() error {
+		if err := noteServer(note, p.url()); err != nil {
+			return failf(exitPermission, "the server's URL cannot be noted: %w", err)
+		}
+		nextCommands(cmd.OutOrStdout(), p.url(), host.node)
+		return nil
+	})
 	stopServing()
 	return cmp.Or(err, <-served)
 }

@@ -215,6 +215,8 @@ func TestUp(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(note)) != url {
 		t.Errorf("got %q, %v, want %q noted", note, err, url)
 	}
+	tenure("up", "--listen", strings.TrimPrefix(url, "tenure://")).want(t, exitUnavailable, "another server", "--listen")
+	tenure("up", "--listen", "127.0.0.1:0", "--node", node).wantLast(t, exitNotAcquired, "another agent", "--node")
 	until(t, "the node", func() bool { return strings.Contains(tenure("nodes", "ls").out, node) })
 	until(t, "room on the node", func() bool {
 		r := tenure("work", "submit", "hello", "--", "sleep", "1000")
