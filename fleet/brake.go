@@ -136,6 +136,14 @@ func (s BrakeState) has(n Node) bool {
 	return ok && v == value
 }
 
+// silence is for how long the node has been silent to all who watched.
+func (n *Node) silence(now time.Time) time.Duration {
+	if n.Gone.IsZero() {
+		return n.Age
+	}
+	return max(n.Age, now.Sub(n.Gone))
+}
+
 // turned reports whether a node was ready and says that it is not, for a reason
 // that others may share. One that never was ready has no last good readiness.
 func (n *Node) turned() bool {
@@ -186,10 +194,28 @@ func NewBrake(cfg BrakeConfig) (*Brake, error) {
 	return &Brake{cfg: cfg.Filled(), states: map[brakeKey]*braking{}}, nil
 }
 
+// Restore takes over what the brake of a former observer held and let go, as its
+// States were, in place of all that this one knows. What was engaged stays so until
+// it lets go by this brake's own judgement: health that another proved counts for
+// nothing. It is to be called before the first Step. The instants are of the clock
+// that Step will be given.
+func (b *Brake) Restore(states []BrakeState) {
+	b.states = make(map[brakeKey]*braking, len(states))
+	for _, s := range states {
+		restored := &braking{BrakeState: s}
+		if s.Engaged {
+			restored.Proven, restored.LetsGo = 0, b.cfg.Release
+		} else {
+			restored.gone = s.LetAt
+		}
+		b.states[brakeKey{s.Domain, s.Code, s.Reason}] = restored
+	}
+}
+
 // Step takes in a snapshot of all nodes and returns the states that engaged or let
 // go by it, in the order of States. It is to be called before anything is decided
 // on the same snapshot, and at least once a Window: a longer gap proves no health.
-// Since and NotReady of the nodes and now are of one clock.
+// Since, Gone and NotReady of the nodes and now are of one clock.
 func (b *Brake) Step(nodes []Node, now time.Time, h Health) []BrakeState {
 	tallies, heard := b.count(nodes, now)
 	proven := h.OK && heard
@@ -218,7 +244,7 @@ func (b *Brake) Step(nodes []Node, now time.Time, h Health) []BrakeState {
 			if !s.Engaged {
 				changed = append(changed, s.BrakeState)
 			}
-		case t.gone == 0:
+		case t.gone == 0 && t.unheard == 0:
 			delete(b.states, key)
 		default:
 			s.Down, s.Of = t.gone, t.of
@@ -246,13 +272,14 @@ func (b *Brake) step(s *braking, t tally, now time.Time, gap time.Duration, prov
 		s.Proven = 0
 	}
 	s.LetsGo = max(b.cfg.Release-s.Proven, 0)
-	if s.Down >= b.least(s.Of) {
+	out := t.down + t.unheard
+	if out >= b.least(s.Of) {
 		s.calm = time.Time{}
 	} else if s.calm.IsZero() {
 		s.calm = now
 	}
 	switch {
-	case s.Down == 0, !s.calm.IsZero() && now.Sub(s.calm) >= b.cfg.Window:
+	case out == 0, !s.calm.IsZero() && now.Sub(s.calm) >= b.cfg.Window:
 		s.letGo(LetRecovery, now)
 	case s.LetsGo == 0:
 		s.letGo(LetTimeout, now)
@@ -275,6 +302,9 @@ type tally struct {
 	of   int // nodes of the domain without gone
 	down int // that turned in the event, or within the window if there is none
 	gone int // still out since before the brake let go
+	// unheard nodes have not been heard yet by this observer, nor for a full timeout
+	// been silent: they may have turned, and count as not back.
+	unheard int
 }
 
 // count counts each domain and cause for which some node is out, and each that has
@@ -290,7 +320,7 @@ func (b *Brake) count(nodes []Node, now time.Time) (tallies map[brakeKey]*tally,
 	names := map[string]string{} // value of the label to domain, to make each name once
 	for i := range nodes {
 		n := &nodes[i]
-		if n.Liveness == Suspect && (n.Lease.State == LeaseReleased || n.Intent.State() == Drained) {
+		if (n.Liveness == Suspect || !n.Gone.IsZero()) && (n.Lease.State == LeaseReleased || n.Intent.State() == Drained) {
 			continue // it said goodbye, or was emptied so that it could go
 		}
 		heard = heard || n.Liveness == Alive || n.Liveness == Late
@@ -303,9 +333,9 @@ func (b *Brake) count(nodes []Node, now time.Time) (tallies map[brakeKey]*tally,
 		}
 		for _, d := range domains {
 			silence := brakeKey{domain: d, code: CodeStaleHeartbeat}
-			if n.Age > b.cfg.Known {
+			if age := n.silence(now); age > b.cfg.Known {
 				s := b.states[silence]
-				if s == nil || !s.Engaged || n.Age > b.cfg.Known+now.Sub(s.Since) {
+				if s == nil || !s.Engaged || age > b.cfg.Known+now.Sub(s.Since) {
 					continue
 				}
 				extra[d]++
@@ -313,9 +343,14 @@ func (b *Brake) count(nodes []Node, now time.Time) (tallies map[brakeKey]*tally,
 				known[d]++
 			}
 			switch {
+			case !n.Gone.IsZero():
+				b.turn(tallies, silence, n.Gone, now)
 			case n.Liveness == Suspect:
 				b.turn(tallies, silence, n.Since, now)
-			case n.turned():
+			case n.Liveness == Observing && tallies[silence] != nil:
+				tallies[silence].unheard++
+			}
+			if n.Liveness != Suspect && n.turned() {
 				b.turn(tallies, brakeKey{d, CodeNotReady, n.Facts.Readiness.Reason}, n.NotReady, now)
 			}
 		}

@@ -89,7 +89,7 @@ func (w *world) run(d time.Duration) []fleet.BrakeState {
 				if n.Liveness != fleet.Alive {
 					n.Since = w.now
 				}
-				n.Liveness, n.Age = fleet.Alive, tick
+				n.Liveness, n.Age, n.Gone = fleet.Alive, tick, time.Time{}
 			default:
 				n.Age += tick
 				if n.Age > timeout && n.Liveness != fleet.Suspect {
@@ -518,6 +518,88 @@ func TestBrakeAfterRestart(t *testing.T) {
 	w.want("cut from all nodes", "all")
 	if w.held() != 100 {
 		t.Errorf("got %d held, want all", w.held())
+	}
+}
+
+// Another observer takes the brake over, one that has watched all along or one that
+// has just begun: what was engaged is held until that one has proven its own
+// health, what an operator confirmed stays so, and nothing lets go because nobody
+// has been heard yet.
+func TestBrakeRestore(t *testing.T) {
+	t.Parallel()
+	for name, fresh := range map[string]bool{"watched all along": false, "just begun": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, fleet.BrakeConfig{}).join(100, "")
+			w.run(time.Minute)
+			w.hush(0, 60)
+			w.run(2 * time.Minute)
+			w.want("60 of 100", "all")
+			w.handOver(fresh)
+			w.step()
+			w.want("handed over", "all")
+			w.run(9 * time.Minute)
+			w.want("before its own health is proven", "all")
+			w.brake.Release("all", fleet.LetConfirmed, fleet.Mark{Actor: "a", Reason: "b", At: w.now})
+			w.run(time.Minute)
+			w.handOver(fresh)
+			w.step()
+			w.run(2 * time.Minute)
+			w.want("confirmed before")
+			if s := w.brake.States(); len(s) != 1 || s[0].Let != fleet.LetConfirmed || s[0].By.Actor != "a" {
+				t.Errorf("got %+v, want that the confirmation is known", s)
+			}
+			w.hush(60, 90)
+			w.run(time.Minute)
+			w.want("30 of the other 40", "all")
+			w.handOver(fresh)
+			w.hear(0, 100)
+			w.run(time.Minute)
+			w.want("all are back")
+			if s := w.brake.States(); len(s) != 0 {
+				t.Errorf("got %+v, want nothing", s)
+			}
+		})
+	}
+}
+
+// Nodes that were gone long before this observer began engage nothing, and are no
+// part of the fleet (C68).
+func TestBrakeOldGhosts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, fleet.BrakeConfig{}).join(195, "").join(65, "")
+	w.hush(0, 195)
+	for i := range 195 {
+		w.nodes[i].Liveness, w.nodes[i].Age, w.nodes[i].Gone = fleet.Observing, 0, t0.Add(-2*time.Hour)
+	}
+	w.run(2 * time.Minute)
+	w.want("ghosts")
+	if got := w.brake.Known()["all"]; got != 65 {
+		t.Errorf("got %d known, want 65", got)
+	}
+	w.hush(195, 195+40)
+	w.run(time.Minute)
+	w.want("40 of the 65", "all")
+}
+
+// handOver gives the brake to another observer, which may know the nodes only from
+// what the one before it wrote down.
+func (w *world) handOver(fresh bool) {
+	w.t.Helper()
+	states := w.brake.States()
+	b, err := fleet.NewBrake(fleet.BrakeConfig{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	b.Restore(states)
+	w.brake = b
+	for i := range w.nodes {
+		if n := &w.nodes[i]; fresh {
+			if n.Liveness == fleet.Suspect && n.Gone.IsZero() {
+				n.Gone = n.Since
+			}
+			n.Liveness, n.Since, n.Age = fleet.Observing, w.now, 0
+		}
 	}
 }
 

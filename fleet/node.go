@@ -91,6 +91,10 @@ type Node struct {
 	// package detect.
 	Age   time.Duration
 	Since time.Time // of Liveness
+	// Gone is when the node fell silent for too long to those who watched before
+	// this observer began to, and were hearing others; zero if that is not known, or
+	// it was heard since.
+	Gone time.Time
 
 	Lease  Lease
 	Intent Intent

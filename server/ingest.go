@@ -42,6 +42,7 @@ type slot struct {
 	unflushed   bool          // heard by this replica since the last flush
 	liveness    fleet.Liveness
 	since       time.Time // of liveness
+	gone        time.Time // fleet.Node.Gone
 	duplicate   string    // another incarnation that used the name
 	duplicateAt time.Duration
 
@@ -200,7 +201,7 @@ func (s *slot) become(incarnation string) {
 func (s *slot) hear(at, lateness, now time.Duration) {
 	s.detector.Widen(lateness)
 	s.detector.Observe(at)
-	s.heard, s.unflushed, s.heardAt = true, true, now
+	s.heard, s.unflushed, s.heardAt, s.gone = true, true, now, time.Time{}
 }
 
 // told takes in that some replica heard the node at an instant of the listened
@@ -208,7 +209,7 @@ func (s *slot) hear(at, lateness, now time.Duration) {
 func (s *slot) told(at time.Duration) {
 	if !s.heard && at >= s.detector.Last() || at > s.detector.Last() {
 		s.detector.Observe(at)
-		s.heard = true
+		s.heard, s.gone = true, time.Time{}
 	}
 }
 
@@ -289,7 +290,7 @@ func sameFacts(a, b *fleet.Facts) bool {
 // host's, and flap says when lapses are too many. The caller holds s.mu.
 func (s *slot) node(at, now, skew time.Duration, flap fleet.FlapRule) fleet.Node {
 	n := fleet.Node{
-		ID: s.id, Incarnation: s.incarnation, Liveness: s.liveness, Since: s.since,
+		ID: s.id, Incarnation: s.incarnation, Liveness: s.liveness, Since: s.since, Gone: s.gone,
 		Age: max(at-s.detector.Last(), 0), Lease: s.leaseNow(now),
 	}
 	if s.duplicate != "" && now-s.duplicateAt < time.Minute {

@@ -23,7 +23,8 @@ import (
 type reconciler struct {
 	*Server
 	fence  registry.Fence
-	brake  *fleet.Brake
+	brake  *fleet.Brake  // nil until that of the reconciler before was read
+	ahead  time.Duration // of the database's clock, for the instants of the brake
 	bucket fleet.Bucket
 
 	known    map[string]fleet.Liveness // as written to the ledger
@@ -35,6 +36,15 @@ type reconciler struct {
 	prune    time.Time
 }
 
+// newReconciler returns a reconciler under a term of the lease for it.
+func newReconciler(s *Server, token fence.Token) *reconciler {
+	return &reconciler{
+		Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: token},
+		known: map[string]fleet.Liveness{}, ready: map[string]bool{}, noted: map[string]fence.Token{},
+		withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
+	}
+}
+
 // reconcileLoop reconciles whenever this replica holds the lease for it.
 func (s *Server) reconcileLoop(keeper *tenure.Keeper) func(context.Context) {
 	return func(ctx context.Context) {
@@ -43,15 +53,7 @@ func (s *Server) reconcileLoop(keeper *tenure.Keeper) func(context.Context) {
 				s.active.Store(true)
 				defer s.active.Store(false)
 				defer s.heldBack.Store(&map[fleet.Code]int{})
-				brake, err := fleet.NewBrake(s.cfg.Brake)
-				if err != nil {
-					return err
-				}
-				r := &reconciler{
-					Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: t.Token()}, brake: brake,
-					known: map[string]fleet.Liveness{}, ready: map[string]bool{}, noted: map[string]fence.Token{},
-					withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
-				}
+				r := newReconciler(s, t.Token())
 				s.log.Info("reconciling", "token", t.Token())
 				every(ctx, s.cfg.Reconcile, s.hurry, func(ctx context.Context) {
 					if _, may := t.MayAct(); may && s.loaded.Load() {
@@ -115,11 +117,33 @@ func (s *Server) health() fleet.Health {
 	return fleet.Health{OK: true}
 }
 
+// restoreBrake goes on with the brake of the reconciler before this one.
+func (r *reconciler) restoreBrake(kept registry.Brake) error {
+	states, err := brakeStates(kept)
+	if err != nil {
+		return err
+	}
+	brake, err := fleet.NewBrake(r.cfg.Brake)
+	if err != nil {
+		return err
+	}
+	r.ahead = time.Duration(r.skew.Load())
+	shiftBrakes(states, -r.ahead)
+	brake.Restore(states)
+	r.brake = brake
+	return nil
+}
+
 // judgeBrake brings the brake up to date with the nodes and with operators.
 func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now time.Time) error {
 	kept, err := r.reg.Brake(ctx)
 	if err != nil {
 		return err
+	}
+	if r.brake == nil {
+		if err := r.restoreBrake(kept); err != nil {
+			return err
+		}
 	}
 	var events []fleet.Event
 	tell := func(b fleet.BrakeState) {
@@ -146,6 +170,8 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 	}
 	states := r.brake.States()
 	r.brakes.Store(&states)
+	states = slices.Clone(states)
+	shiftBrakes(states, r.ahead)
 	state, err := json.Marshal(states)
 	if err != nil {
 		return err
@@ -255,7 +281,8 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 		if err := cmp.Or(err, deposed(v)); err != nil {
 			return err
 		}
-		if code := held[o.Work.ID]; code != "" && r.withheld[o.Work.ID] != code {
+		// That a lease is over only just now is the course of things.
+		if code := held[o.Work.ID]; code != "" && code != fleet.CodeLeaseRecent && r.withheld[o.Work.ID] != code {
 			events = append(events, fleet.Event{Kind: fleet.EventWithheld, Work: o.Work.ID, Node: o.Work.Owner, Token: o.Work.Token, Code: d.Code, Actor: r.cfg.Name, Text: d.Text})
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -149,6 +150,9 @@ func (s *Server) refresh(ctx context.Context) error {
 		s.take(&rows[i], began)
 	}
 	s.cursor = cursor
+	if !s.loaded.Load() {
+		s.missing(rows)
+	}
 	brake, err := s.reg.Brake(ctx)
 	if err != nil {
 		return err
@@ -157,11 +161,35 @@ func (s *Server) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	shiftBrakes(states, -time.Duration(s.skew.Load()))
 	s.brakes.Store(&states)
 	s.refreshed.Store(int64(began))
 	s.loaded.Store(true)
 	s.tellEvents()
 	return nil
+}
+
+// missing notes which of the nodes, as they were read together, had been silent for
+// a full timeout when the last of them was heard: whoever listened then had missed
+// them. Silence since then proves nothing.
+func (s *Server) missing(rows []registry.Node) {
+	last := time.Duration(math.MaxInt64)
+	for i := range rows {
+		if !rows[i].LastSeen.IsZero() {
+			last = min(last, rows[i].Age)
+		}
+	}
+	for i := range rows {
+		if rows[i].LastSeen.IsZero() || rows[i].Age-last < s.cfg.suspect() {
+			continue
+		}
+		n := s.in.slot(rows[i].ID)
+		n.mu.Lock()
+		if !n.heard {
+			n.gone = time.Now().Add(s.cfg.suspect() - rows[i].Age)
+		}
+		n.mu.Unlock()
+	}
 }
 
 // take takes in a node's row, as read at an instant of the boot clock.

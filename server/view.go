@@ -134,7 +134,8 @@ func (s *Server) wireNodes(nodes []fleet.Node) []api.Node {
 	return wire
 }
 
-// brakeStates reads what the active replica saved of the brake.
+// brakeStates reads what the active replica saved of the brake, with instants by
+// the database's clock.
 func brakeStates(b registry.Brake) ([]fleet.BrakeState, error) {
 	var states []fleet.BrakeState
 	if b.State == nil {
@@ -144,4 +145,16 @@ func brakeStates(b registry.Brake) ([]fleet.BrakeState, error) {
 		return nil, fmt.Errorf("state of the brake: %w", err)
 	}
 	return states, nil
+}
+
+// shiftBrakes moves the instants of the brake from one clock to another.
+func shiftBrakes(states []fleet.BrakeState, by time.Duration) {
+	for i := range states {
+		b := &states[i]
+		for _, at := range []*time.Time{&b.Since, &b.From, &b.LetAt, &b.By.At} {
+			if !at.IsZero() {
+				*at = at.Add(by)
+			}
+		}
+	}
 }
