@@ -1,7 +1,7 @@
 // Command bench measures tenure beside its peers on this machine, all in one
 // run, and writes what it saw to docs/BENCHMARKS.md.
 //
-//	cd bench && go run .                      all of it, about twelve minutes
+//	cd bench && go run .                      all of it, about twenty-five minutes
 //	cd bench && go run . -short -only b1,b6   a first look
 //
 // # Promised
@@ -61,7 +61,8 @@ func run(ctx context.Context, args []string) error {
 	var (
 		flags = flag.NewFlagSet("bench", flag.ContinueOnError)
 		out   = filepath.Join("..", "docs", "BENCHMARKS.md")
-		short = flags.Bool("short", false, "measure for about three minutes, for a first look; the figures are rough")
+		short = flags.Bool("short", false, "measure for about six minutes, for a first look; the figures are rough")
+		large = flags.Bool("large", false, "also measure fleets of 50,000 and 100,000 nodes, which takes half an hour")
 		only  = flags.String("only", "", "the parts to measure, for instance b1,b4 (default all)")
 	)
 	flags.StringVar(&out, "out", out, "the `file` to write")
@@ -76,7 +77,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	b := &bench{effort: full}
+	b := &bench{effort: full, large: *large}
 	if *short {
 		b.effort = rough
 	}
@@ -88,6 +89,9 @@ func run(ctx context.Context, args []string) error {
 	r := &report{facts: facts, command: "go run .", began: time.Now(), rough: *short}
 	if *short {
 		r.command += " -short"
+	}
+	if *large {
+		r.command += " -large"
 	}
 	if *only != "" {
 		r.command += " -only " + *only
@@ -125,6 +129,7 @@ var allParts = []part{
 	{id: "b4", measure: (*bench).releases},
 	{id: "b5", measure: (*bench).takeovers},
 	{id: "b6", measure: (*bench).mayAct},
+	{id: "fleet", measure: (*bench).controlPlane},
 	{id: "b2", measure: (*bench).holders, together: true},
 	{id: "b3", measure: (*bench).waiters, together: true},
 	{id: "b3", measure: (*bench).silence, together: true},
@@ -139,7 +144,7 @@ func choose(only string) ([]part, error) {
 	var parts []part
 	for id := range strings.SplitSeq(strings.ToLower(only), ",") {
 		if !slices.ContainsFunc(allParts, func(p part) bool { return p.id == id }) {
-			return nil, fmt.Errorf("-only: no part %q; there are b1 to b6", id)
+			return nil, fmt.Errorf("-only: no part %q; there are b1 to b6 and fleet", id)
 		}
 	}
 	for _, p := range allParts {
@@ -158,16 +163,20 @@ type effort struct {
 	rounds  int           // hand-overs of each kind
 	crashes int           // holders killed, in each of the lanes
 	lanes   int           // of holders that are killed side by side
+
+	fleetNodes int           // of the fleet that a server is measured with
+	fleetTime  time.Duration // for which its beats are measured
 }
 
 var (
-	full  = effort{reps: 5, slice: 1500 * time.Millisecond, window: 190 * time.Second, rounds: 300, crashes: 8, lanes: 8}
-	rough = effort{reps: 3, slice: 500 * time.Millisecond, window: 45 * time.Second, rounds: 40, crashes: 2, lanes: 8}
+	full  = effort{reps: 5, slice: 1500 * time.Millisecond, window: 190 * time.Second, rounds: 300, crashes: 8, lanes: 8, fleetNodes: 10_000, fleetTime: 20 * time.Second}
+	rough = effort{reps: 3, slice: 500 * time.Millisecond, window: 45 * time.Second, rounds: 40, crashes: 2, lanes: 8, fleetNodes: 1_000, fleetTime: 5 * time.Second}
 )
 
 // bench is one run.
 type bench struct {
 	effort
+	large   bool // also measure fleets that take long to join
 	servers []*server
 }
 

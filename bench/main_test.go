@@ -100,3 +100,34 @@ func TestFigures(t *testing.T) {
 		}
 	}
 }
+
+// TestFleetSection holds the section to reports that a run could give.
+func TestFleetSection(t *testing.T) {
+	t.Parallel()
+	of := func(name string, nodes int, us float64) *fleetReport {
+		r := &fleetReport{database: name, Detection: &fleetDetection{Killed: 10, Detected: 10, Time: fleetTimes{P50: 12_000, P99: 16_000, Most: 16_100}}}
+		r.Settings.Nodes, r.Settings.IntervalMS, r.Settings.Relay = nodes, 5000, 1
+		r.Steady.ServerUS, r.Steady.DatabaseUS, r.Steady.RowsPerBeat = us, -1, -1
+		return r
+	}
+	s := fleetSection([]*fleetReport{
+		of("SQLite", 10_000, 60), of(onPostgres, 10_000, 50), of("SQLite", 10_000, 20), of(onPostgres, 10_000, 20),
+		of("SQLite", 10_000, 44), of("SQLite", 10_000, 5), of("SQLite", 1_000, 30),
+	}, []*fleetReport{of("SQLite", 100_000, 4)})
+	verdicts := map[string][]verdict{}
+	for _, r := range s.rows {
+		verdicts[r.id] = append(verdicts[r.id], r.verdict)
+	}
+	if v := verdicts["b7"]; len(v) != 2 || v[0] != met || v[1] != missed {
+		t.Errorf("b7: got %q, want the first met and the second not", v)
+	}
+	if v := verdicts["b10"]; len(v) != 1 || v[0] != missed {
+		t.Errorf("b10: got %q, want it not met: twice the CPU", v)
+	}
+	doc := (&report{sections: []section{s}}).markdown()
+	for _, want := range []string{"12.0 / 16.0 / 16.1 s (10 of 10)", "100,000", "## FLEET"} {
+		if !strings.Contains(doc, want) {
+			t.Errorf("the document lacks %q:\n%s", want, doc)
+		}
+	}
+}
