@@ -31,7 +31,9 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(pgtest.Main(m))
+	code := pgtest.Main(m)
+	dropTenureBinary()
+	os.Exit(code)
 }
 
 func play(role string, config []byte) error {
@@ -42,6 +44,8 @@ func play(role string, config []byte) error {
 		return playWorker(config)
 	case "copy":
 		return playCopy(config)
+	case "fleet-work":
+		return playFleetWork(config)
 	}
 	return fmt.Errorf("no such role")
 }
