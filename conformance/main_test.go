@@ -46,6 +46,8 @@ func play(role string, config []byte) error {
 		return playCopy(config)
 	case "fleet-work":
 		return playFleetWork(config)
+	case "fleet-busy":
+		return playFleetBusy(config)
 	}
 	return fmt.Errorf("no such role")
 }
