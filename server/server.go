@@ -98,7 +98,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	var all sync.WaitGroup
-	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.reconcileLoop(keeper)} {
+	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.rereadLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.reconcileLoop(keeper)} {
 		all.Go(func() { loop(ctx) })
 	}
 	err = keeper.Run(ctx)
@@ -125,11 +125,7 @@ func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f fu
 // refreshLoop reads what changed in the registry.
 func (s *Server) refreshLoop(ctx context.Context) {
 	var failing bool
-	full := clock.Now().Boot
 	every(ctx, s.cfg.Refresh, s.wake, func(ctx context.Context) {
-		if now := clock.Now().Boot; now-full > time.Minute {
-			s.cursor, full = 0, now
-		}
 		err := s.refresh(ctx)
 		if ctx.Err() == nil && (err != nil) != failing {
 			failing = err != nil
@@ -138,8 +134,47 @@ func (s *Server) refreshLoop(ctx context.Context) {
 	})
 }
 
+// rereadLoop reads the whole registry now and then, beside the reading of changes:
+// changes alone are not enough after a failover of the database that lost writes.
+func (s *Server) rereadLoop(ctx context.Context) {
+	again := time.NewTicker(fullEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+		}
+		s.reread(ctx)
+	}
+}
+
+// How often the whole registry is read, and how long that may take.
+const (
+	fullEvery = 5 * time.Minute
+	fullLimit = 2 * time.Minute
+)
+
+func (s *Server) reread(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, fullLimit)
+	defer cancel()
+	began := clock.Now().Boot
+	rows, _, err := s.reg.Nodes(ctx, 0)
+	if err != nil {
+		s.log.Debug("full read of the registry", "err", err)
+		return
+	}
+	for i := range rows {
+		s.take(&rows[i], began)
+	}
+}
+
 func (s *Server) refresh(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Interval)
+	limit := s.cfg.Interval
+	if s.cursor == 0 {
+		limit = fullLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := clock.Now().Boot
 	rows, cursor, err := s.reg.Nodes(ctx, s.cursor)
@@ -175,7 +210,7 @@ func (s *Server) refresh(ctx context.Context) error {
 func (s *Server) missing(rows []registry.Node) {
 	last := time.Duration(math.MaxInt64)
 	for i := range rows {
-		if !rows[i].LastSeen.IsZero() {
+		if !rows[i].LastSeen.IsZero() && rows[i].Age >= 0 {
 			last = min(last, rows[i].Age)
 		}
 	}
@@ -206,9 +241,10 @@ func (s *Server) take(row *registry.Node, read time.Duration) {
 	n := s.in.slot(row.ID)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.row != nil && row.Orders < n.row.Orders && row.Incarnation == n.row.Incarnation {
-		return // an older reading that was overtaken
+	if read < n.rowAt {
+		return // a later reading came first
 	}
+	n.rowAt = read
 	if row.Incarnation != "" && row.Incarnation != n.incarnation && !slices.Contains(n.replaced[:], row.Incarnation) {
 		n.become(row.Incarnation)
 	}
@@ -216,9 +252,7 @@ func (s *Server) take(row *registry.Node, read time.Duration) {
 		row.Facts = durable(n.facts) // the same maps, which are most of what a node costs
 	}
 	n.see(row.Lease, read)
-	if !row.LastSeen.IsZero() && row.Age <= at {
-		n.told(at - row.Age)
-	}
+	n.told(row.LastSeen, row.Age, at, s.cfg.Interval)
 	if n.row == nil || n.row.Orders != row.Orders {
 		close(n.changed)
 		n.changed = make(chan struct{})
@@ -288,9 +322,7 @@ func (s *Server) takeSigns(signs []registry.Sign, began time.Duration) {
 		}
 		n.mu.Lock()
 		n.see(sign.Lease, began)
-		if !sign.LastSeen.IsZero() && sign.Age <= at {
-			n.told(at - sign.Age)
-		}
+		n.told(sign.LastSeen, sign.Age, at, s.cfg.Interval)
 		n.mu.Unlock()
 	}
 }
