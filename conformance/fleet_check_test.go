@@ -3,11 +3,15 @@
 package conformance_test
 
 import (
-	"bufio"
+	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -42,30 +46,52 @@ type workLog struct {
 	Writes []guardedWrite
 }
 
-func readWorkLog(path string) (l workLog, err error) {
-	f, err := os.Open(path)
+// workFile is the file of one item, which is read as it grows.
+type workFile struct {
+	path string
+	read int64 // so many bytes were taken in
+	log  workLog
+}
+
+// update takes in the lines that were added. The log stays the reader's.
+func (f *workFile) update() (*workLog, error) {
+	file, err := os.Open(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &f.log, nil // nobody has begun
+	}
 	if err != nil {
-		return l, err
+		return nil, err
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		line := lines.Text()
-		var a act
-		var w guardedWrite
+	defer file.Close()
+	text, err := io.ReadAll(io.NewSectionReader(file, f.read, 1<<40))
+	if err != nil {
+		return nil, err
+	}
+	text = text[:bytes.LastIndexByte(text, '\n')+1]
+	f.read += int64(len(text))
+	for line := range strings.Lines(string(text)) {
+		kind, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		var n []int64
+		for field := range strings.FieldsSeq(rest) {
+			v, err := strconv.ParseInt(field, 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %q: %w", f.path, line, err)
+			}
+			n = append(n, v)
+		}
 		switch {
-		case strings.HasPrefix(line, "act "):
-			_, err = fmt.Sscanf(line, "act %d %d %d", (*int64)(&a.At), &a.PID, (*int64)(&a.Token))
-			l.Acts = append(l.Acts, a)
+		case kind == "act" && len(n) == 3:
+			f.log.Acts = append(f.log.Acts, act{time.Duration(n[0]), int(n[1]), fence.Token(n[2])})
+		case kind == "write" && len(n) == 5:
+			f.log.Writes = append(f.log.Writes, guardedWrite{time.Duration(n[0]), time.Duration(n[1]), int(n[2]), fence.Token(n[3]), int(n[4])})
 		default:
-			_, err = fmt.Sscanf(line, "write %d %d %d %d %d", (*int64)(&w.From), (*int64)(&w.To), &w.PID, (*int64)(&w.Token), &w.Rows)
-			l.Writes = append(l.Writes, w)
-		}
-		if err != nil {
-			return l, fmt.Errorf("%s: %q: %w", path, line, err)
+			return nil, fmt.Errorf("%s: %q", f.path, line)
 		}
 	}
-	l.sort()
-	return l, nil
+	if len(text) > 0 {
+		f.log.sort()
+	}
+	return &f.log, nil
 }
 
 func (l *workLog) sort() {

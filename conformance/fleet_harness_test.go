@@ -29,13 +29,30 @@ import (
 	"github.com/tenurehq/tenure/store/storetest"
 )
 
-// Times of the fleets under test.
-const (
-	fleetInterval = 300 * time.Millisecond
-	fleetTTL      = 3 * time.Second
+// Times of the fleets under test. TENURE_FLEET_SCALE makes all of them that many
+// times longer, for machines that are busy with other things.
+var (
+	fleetScale    = fleetNumber("TENURE_FLEET_SCALE", 1)
+	fleetInterval = times(fleetScale, 300*time.Millisecond)
+	fleetTTL      = times(fleetScale, 3*time.Second)
 	fleetMargin   = fleetTTL / 5
-	fleetSoon     = 30 * time.Second // for what must happen, on a busy machine
+	fleetSoon     = times(fleetScale, 30*time.Second) // for what must happen, on a busy machine
 )
+
+func times(n int, d time.Duration) time.Duration { return time.Duration(int64(n) * d.Nanoseconds()) }
+
+// fleetNumber reads a setting of the long forms of these tests.
+func fleetNumber(name string, otherwise int) int {
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		panic(fmt.Sprintf("%s is %q; want a number", name, text))
+	}
+	return n
+}
 
 // builtTenure is the program under test, built once for all tests of this binary.
 var builtTenure struct {
@@ -151,7 +168,8 @@ type fleetBed struct {
 	servers []*fleetServer
 	hosts   []*fleetHost
 	client  *api.Client
-	flags   []string // of the servers, beyond the usual
+	flags   []string             // of the servers, beyond the usual
+	files   map[string]*workFile // by item; read by the test's goroutine alone
 }
 
 // fleetBackends are the databases of the tests.
@@ -165,7 +183,7 @@ func newFleetBed(t *testing.T, backend string, replicas, hosts int, flags ...str
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &fleetBed{t: t, dir: dir, flags: flags}
+	b := &fleetBed{t: t, dir: dir, flags: flags, files: map[string]*workFile{}}
 	t.Cleanup(b.end)
 	if backend == "postgres" {
 		b.store = pgtest.Database(t)
@@ -227,8 +245,8 @@ func (b *fleetBed) serve(s *fleetServer) {
 	}
 	args := []string{
 		"server", "--store", b.store, "--listen", cmp.Or(s.addr, "127.0.0.1:0"), "--name", s.name,
-		"--interval", fleetInterval.String(), "--node-ttl", fleetTTL.String(), "--reconcile", "150ms", "--reconciler-ttl", "1s",
-		"--refresh", "150ms", "--window", "5ms", "--flap-times", "8", "--flap-window", "1s", "--flap-quiet", "1s",
+		"--interval", fleetInterval.String(), "--node-ttl", fleetTTL.String(), "--reconcile", (fleetInterval / 2).String(), "--reconciler-ttl", (fleetTTL / 3).String(),
+		"--refresh", (fleetInterval / 2).String(), "--window", "5ms", "--flap-times", "8", "--flap-window", "1s", "--flap-quiet", "1s",
 	}
 	s.fleetChild = startFleetChild(b.t, log, nil, tenureBinary(b.t), append(args, b.flags...)...)
 	b.eventually(s.name+" listens and is ready", func() bool {
@@ -392,7 +410,7 @@ func (b *fleetBed) eventually(what string, done func() bool) {
 
 func (b *fleetBed) eventuallyWithin(bound time.Duration, what string, done func() bool) {
 	b.t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for limit := time.Now().Add(bound); !done(); {
 		if time.Now().After(limit) {
@@ -446,11 +464,16 @@ func (b *fleetBed) submit(spec fleet.Spec, unfenced bool) *api.Work {
 // log returns what the copies of an item have noted so far.
 func (b *fleetBed) log(item string) *workLog {
 	b.t.Helper()
-	l, err := readWorkLog(filepath.Join(b.logs(), item+".log"))
-	if err != nil && !os.IsNotExist(err) {
+	f := b.files[item]
+	if f == nil {
+		f = &workFile{path: filepath.Join(b.logs(), item+".log")}
+		b.files[item] = f
+	}
+	l, err := f.update()
+	if err != nil {
 		b.t.Fatal(err)
 	}
-	return &l
+	return l
 }
 
 func (b *fleetBed) host(node string) *fleetHost {

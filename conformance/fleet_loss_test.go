@@ -4,7 +4,6 @@ package conformance_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,9 +53,9 @@ func cut(how ...func(*storetest.Proxy)) func(*lossRound) {
 
 // lossFigures is what the rounds of one fault came to.
 type lossFigures struct {
-	rounds, overlaps, stale, refused, late int
-	bound                                  time.Duration
-	took, pause                            []time.Duration
+	rounds, disturbed, overlaps, stale, refused, late int
+	bound                                             time.Duration
+	took, pause                                       []time.Duration
 }
 
 // lossReport collects the figures of all beds.
@@ -91,8 +90,8 @@ func (r *lossReport) String() string {
 			}
 			return d[min(len(d)*q/100, len(d)-1)].Round(time.Millisecond)
 		}
-		fmt.Fprintf(&out, "%-20s rounds %3d, overlaps %d, stale writes made %d, refused %d; takeover p50 %s, max %s, bound %s, later %d; until the new copy acts p50 %s, max %s\n",
-			f.name, g.rounds, g.overlaps, g.stale, g.refused, at(g.took, 50), at(g.took, 100), g.bound, g.late, at(g.pause, 50), at(g.pause, 100))
+		fmt.Fprintf(&out, "%-20s rounds %3d (%d disturbed), overlaps %d, stale writes made %d, refused %d; takeover p50 %s, max %s, bound %s, later %d; until the new copy acts p50 %s, max %s\n",
+			f.name, g.rounds, g.disturbed, g.overlaps, g.stale, g.refused, at(g.took, 50), at(g.took, 100), g.bound, g.late, at(g.pause, 50), at(g.pause, 100))
 	}
 	return out.String()
 }
@@ -100,7 +99,7 @@ func (r *lossReport) String() string {
 // lossRound is one loss of one host.
 type lossRound struct {
 	*fleetBed
-	victim          *fleetHost
+	victim, other   *fleetHost
 	movable, pinned string
 	pid             int   // of the pinned item
 	stopped, rest   []int // processes of work, and the others of the host, that stand still
@@ -116,7 +115,7 @@ type lossRound struct {
 // TENURE_FLEET_ROUNDS is the number of rounds for each fault, 2 by default, and
 // TENURE_FLEET_BEDS that of the fleets which share them, half on each database.
 func TestFleetLoss(t *testing.T) {
-	rounds, beds := envNumber(t, "TENURE_FLEET_ROUNDS", 2), envNumber(t, "TENURE_FLEET_BEDS", 2)
+	rounds, beds := fleetNumber("TENURE_FLEET_ROUNDS", 2), fleetNumber("TENURE_FLEET_BEDS", 2)
 	report := &lossReport{by: map[string]*lossFigures{}}
 	t.Cleanup(func() { t.Logf("\n%s", report) })
 	for i := range beds {
@@ -143,17 +142,27 @@ func TestFleetLoss(t *testing.T) {
 	}
 }
 
-func envNumber(t *testing.T, name string, otherwise int) int {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
+// Without a fence the same loss of a host leaves two copies that act, and stale
+// writes that count: the checks of these tests see both.
+func TestFleetChecksSeeTwoCopies(t *testing.T) {
+	t.Parallel()
+	b := newFleetBed(t, "sqlite", 1, 2)
+	r := &lossRound{fleetBed: b, movable: "unfenced"}
+	r.victim = b.host(b.submit(fleet.Spec{ID: r.movable, Movable: true}, true).Owner)
+	r.stopHost()
+	b.eventually("the new copy writes", func() bool { return b.log(r.movable).made(2) > 0 })
+	for _, pid := range r.stopped { // not the minder, which would end it
+		_ = syscall.Kill(pid, syscall.SIGCONT)
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("%s is %q; want a number", name, text)
+	b.eventually("two copies act, and the old one's writes count", func() bool {
+		overlaps, stale := b.guarded(r.movable, false)
+		return len(overlaps) > 0 && len(stale) > 1 // as the copies and the database have it
+	})
+	for _, pid := range r.rest {
+		_ = syscall.Kill(pid, syscall.SIGCONT)
 	}
-	return n
+	old := b.log(r.movable).pids(1)
+	b.eventually("the old copy is ended", func() bool { return !slices.ContainsFunc(old, lives) })
 }
 
 // lose plays one round.
@@ -165,6 +174,15 @@ func (b *fleetBed) lose(f fleetFault, n int, report *lossReport) {
 	b.submit(fleet.Spec{ID: r.pinned, Request: fleet.Request{Node: owner}}, false)
 	r.pid = b.log(r.pinned).pids(1)[0]
 	reconciler := b.reconciler()
+	for _, h := range b.hosts {
+		if h != r.victim {
+			r.other = h
+		}
+	}
+	held := b.node(r.other.node).Lease.Token
+	// Where the machine is so busy that the other host loses its lease too, its copy
+	// is ended and run again, or moves. Still no two act, and no late write counts.
+	disturbed := func() bool { return b.node(r.other.node).Lease.Token != held }
 
 	r.note()
 	f.strike(r)
@@ -177,11 +195,10 @@ func (b *fleetBed) lose(f fleetFault, n int, report *lossReport) {
 	b.eventually(r.movable+" moves and acts elsewhere", func() bool {
 		return b.log(r.movable).actsAfter(2, 0)
 	})
-	w := b.work(r.movable)
-	if w.Owner == owner || w.Token != 2 || w.Takeovers != 1 || w.TakenFrom != owner {
-		t.Fatalf("got %s on %s with token %s after %d takeovers from %q; want one, from %s, and token 2", r.movable, w.Owner, w.Token, w.Takeovers, w.TakenFrom, owner)
+	if w := b.work(r.movable); !disturbed() && (w.Owner == owner || w.Token != 2 || w.Takeovers != 1 || w.TakenFrom != owner) {
+		t.Errorf("got %s on %s with token %s after %d takeovers from %q; want one, from %s, and token 2", r.movable, w.Owner, w.Token, w.Takeovers, w.TakenFrom, owner)
 	}
-	r.timed(f, report)
+	r.timed(f, report, disturbed)
 	b.eventually("the new copy writes", func() bool { return b.log(r.movable).made(2) > 0 })
 	if rows := b.lateWrite(r.movable, 1); rows != 0 {
 		t.Errorf("a write with token 1 changed %d rows after the takeover", rows)
@@ -203,10 +220,11 @@ func (b *fleetBed) lose(f fleetFault, n int, report *lossReport) {
 	for _, what := range append(overlaps, stale...) {
 		t.Error(what)
 	}
-	if got := l.pids(2); len(got) != 1 {
+	again := disturbed()
+	if got := l.pids(2); len(got) != 1 && !again {
 		t.Errorf("%d processes acted with token 2: %v; want one", len(got), got)
 	}
-	if w := b.work(r.movable); w.Takeovers != 1 || w.Token != 2 || w.Owner == owner {
+	if w := b.work(r.movable); !again && (w.Takeovers != 1 || w.Token != 2 || w.Owner == owner) {
 		t.Errorf("at the end %s is on %s with token %s after %d takeovers; want it to stay where it went", r.movable, w.Owner, w.Token, w.Takeovers)
 	}
 	if f.overlap && l.refused(1) == 0 {
@@ -214,6 +232,9 @@ func (b *fleetBed) lose(f fleetFault, n int, report *lossReport) {
 	}
 	report.add(f.name, func(g *lossFigures) {
 		g.rounds++
+		if again {
+			g.disturbed++
+		}
 		g.overlaps += len(overlaps)
 		g.stale += len(stale)
 		g.refused += l.refused(1)
@@ -229,10 +250,10 @@ func (b *fleetBed) lose(f fleetFault, n int, report *lossReport) {
 }
 
 // timed compares the time of the takeover with the bound that the server prints.
-func (r *lossRound) timed(f fleetFault, report *lossReport) {
+func (r *lossRound) timed(f fleetFault, report *lossReport, disturbed func() bool) {
 	t := r.t
 	taken := r.takeovers(r.movable)
-	if len(taken) != 1 {
+	if len(taken) == 0 || len(taken) > 1 && !disturbed() {
 		t.Fatalf("got takeovers %+v, want one", taken)
 	}
 	e := taken[0]
@@ -251,6 +272,9 @@ func (r *lossRound) timed(f fleetFault, report *lossReport) {
 	if f.deaf { // it is lost from the last of its requests on
 		bound += fleetTTL - fleetMargin
 	}
+	if disturbed() {
+		return // there may have been no other host to move to
+	}
 	begun := r.log(r.movable).Acts
 	at := begun[slices.IndexFunc(begun, func(a act) bool { return a.Token == 2 })].At
 	report.add(f.name, func(g *lossFigures) {
@@ -260,7 +284,8 @@ func (r *lossRound) timed(f fleetFault, report *lossReport) {
 			g.late++
 		}
 	})
-	if took > bound+time.Second { // which a busy machine may take for itself
+	t.Logf("takeover after %s of %s", took.Round(time.Millisecond), bound)
+	if took > bound+bound/2 { // half of it for a busy machine
 		t.Errorf("the takeover began %s after the fault; the bound is %s", took, bound)
 	}
 }
