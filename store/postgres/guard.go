@@ -2,14 +2,28 @@ package postgres
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"strconv"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/store"
 )
+
+// Tx is what Guard needs of a transaction. A pgx.Tx has it, and so has a
+// *pgx.Conn on which BEGIN was run.
+type Tx interface {
+	Exec(ctx context.Context, statement string, arguments ...any) (pgconn.CommandTag, error)
+}
+
+// SQLTx is what GuardSQL needs of a transaction. A *sql.Tx has it, and so has a
+// *sql.Conn on which BEGIN was run.
+type SQLTx interface {
+	ExecContext(ctx context.Context, statement string, arguments ...any) (sql.Result, error)
+}
 
 // Guard makes tx a guarded transaction of the term that token numbers: it can
 // commit only before the next term of name is granted (P7). schema is that of
@@ -22,8 +36,11 @@ import (
 //
 // Call it first in the transaction, and not inside a savepoint that may be
 // rolled back, which would give up its hold. While the transaction is open, a
-// takeover waits for it, for a bounded time; renewals do not. So keep it short.
-// Other languages call SELECT tenure_guard(name, token); a role needs no right
+// takeover waits for it, at most Config.TakeoverWait, and then answers a
+// *store.BusyError that names whom it waits for, a prepared transaction too.
+// Renewals do not wait. So keep it short.
+// Other languages call SELECT tenure_guard(name, token), or tenure_fence (see
+// PlanFence), which tables with a guard of their own need; a role needs no right
 // on the leases for it. The error's SQLSTATE is TN001 and its detail the
 // current token.
 //
@@ -45,12 +62,34 @@ import (
 //   - The grant first, and not committed: the guard waits for it, and one of the
 //     above follows.
 //
+// A release, a revocation and a renewal change no key, so they go past a guard:
+// until the next term is granted nobody else writes. A savepoint that is rolled
+// back gives the lock up with all that was written since, and what the guarded
+// transaction writes later is then unguarded.
+//
 // Without the index a change of token by a plain UPDATE or an upsert is no
 // change of a key, the second case fails above READ COMMITTED (the old row can
 // be locked although a newer one exists), and a stale writer commits. Acquire
 // takes the stronger lock beforehand, but a restore, an older program or a hand
 // at psql may not. Therefore Check insists on the index.
-func Guard(ctx context.Context, tx pgx.Tx, schema, name string, token fence.Token) error {
+func Guard(ctx context.Context, tx Tx, schema, name string, token fence.Token) error {
+	return guard(schema, name, token, func(statement string) error {
+		_, err := tx.Exec(ctx, statement)
+		return err
+	})
+}
+
+// GuardSQL is Guard for a transaction of database/sql, whatever its driver. A
+// driver that does not tell the server's SQLSTATE, by a method SQLState of its
+// errors, leaves them unclassified.
+func GuardSQL(ctx context.Context, tx SQLTx, schema, name string, token fence.Token) error {
+	return guard(schema, name, token, func(statement string) error {
+		_, err := tx.ExecContext(ctx, statement)
+		return err
+	})
+}
+
+func guard(schema, name string, token fence.Token, run func(statement string) error) error {
 	schema, err := checkSchema(schema)
 	if err != nil {
 		return err
@@ -58,21 +97,46 @@ func Guard(ctx context.Context, tx pgx.Tx, schema, name string, token fence.Toke
 	if err := store.CheckName(name); err != nil {
 		return err
 	}
+	// Without arguments the drivers send it as it is, and prepare nothing.
 	var c call
 	c.WriteString(`SELECT "` + schema + `".tenure_guard(`)
 	c.text(name)
 	c.number(int64(token))
 	c.WriteString(")")
-	if _, err = tx.Conn().PgConn().Exec(ctx, c.String()).ReadAll(); err == nil {
+	if err = run(c.String()); err == nil {
 		return nil
 	}
-	pg, ok := serverError(err)
-	switch {
-	case ok && pg.Code == codeStale:
-		current, _ := strconv.ParseInt(pg.Detail, 10, 64) // 0, "cannot tell", if it is none
+	switch sqlState(err) {
+	case codeStale:
+		current, _ := strconv.ParseInt(detail(err), 10, 64) // 0, "cannot tell", if it is none
 		return &fence.StaleError{Resource: name, Token: token, Current: fence.Token(current)}
-	case ok && pg.Code == codeSerialization:
+	case codeSerialization:
 		return fmt.Errorf("postgres: guard of %q: the transaction's snapshot is older than the lease, run it again: %w: %w", name, store.ErrBusy, err)
 	}
-	return failure("guard", tx.Conn().Config(), err)
+	return failure("guard", nil, err)
+}
+
+// sqlState is the server's code for err, of whichever driver; "" if it tells none.
+func sqlState(err error) string {
+	if coded, ok := errors.AsType[interface {
+		error
+		SQLState() string
+	}](err); ok {
+		return coded.SQLState()
+	}
+	return ""
+}
+
+// detail is the detail field of a server's error.
+func detail(err error) string {
+	if pg, ok := serverError(err); ok {
+		return pg.Detail
+	}
+	if fields, ok := errors.AsType[interface { // lib/pq
+		error
+		Get(field byte) string
+	}](err); ok {
+		return fields.Get('D')
+	}
+	return ""
 }

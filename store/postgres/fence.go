@@ -1,0 +1,163 @@
+package postgres
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurehq/tenure/store"
+)
+
+//go:embed fence/*.sql
+var fenceFiles embed.FS
+
+// fenceLockWait bounds how long a step waits for a lock, since everybody else
+// then waits behind it.
+const fenceLockWait = 2 * time.Second
+
+// FenceStep is one part of a change to the fence: what is done in one transaction,
+// or alone if it cannot be in one.
+type FenceStep struct {
+	What  string // for people
+	SQL   string
+	Alone bool // not in a transaction
+}
+
+// PlanFence returns the steps that add to the schema, beside the leases, what
+// callers in other languages and guarded tables need: tenure_fence(resource,
+// token) foremost. There are none if it is in place. It changes nothing. Who
+// runs the steps must be allowed to create functions in the schema, and to
+// select and update tenure_lease: the functions have his rights.
+func (s *Store) PlanFence(ctx context.Context) ([]FenceStep, error) {
+	text, mark := s.fenceText("install.sql", nil)
+	r, err := s.one(ctx, "look at the fence", `SELECT has_table_privilege('`+s.prefix+`tenure_lease', 'SELECT') AND has_table_privilege('`+s.prefix+`tenure_lease', 'UPDATE'),
+		has_schema_privilege('`+s.schema+`', 'CREATE'), current_user, coalesce((SELECT obj_description(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+			WHERE n.nspname = '`+s.schema+`' AND p.proname = 'tenure_fence'), '')`)
+	if err != nil {
+		return nil, err
+	}
+	may, creates, user, present := r.boolean(), r.boolean(), r.text(), r.text()
+	switch {
+	case r.err != nil:
+		return nil, r.err
+	case present == mark:
+		return nil, nil
+	case !may || !creates:
+		return nil, fmt.Errorf("postgres: install the fence: role %q must be allowed to CREATE in schema %q and to SELECT and UPDATE %stenure_lease, since the functions have its rights: use the role that runs tenure migrate: %w", user, s.schema, s.prefix, store.ErrPermission)
+	}
+	text += fmt.Sprintf("COMMENT ON FUNCTION %stenure_fence(text, bigint) IS '%s';\n", s.prefix, mark)
+	return []FenceStep{{What: "add tenure_fence and the guard's functions", SQL: text}}, nil
+}
+
+// PlanFenceRemoval returns the steps that undo those of PlanFence. It returns an
+// error matching store.ErrBusy while a table is guarded.
+func (s *Store) PlanFenceRemoval(ctx context.Context) ([]FenceStep, error) {
+	if installed, err := s.fenceInstalled(ctx); err != nil || !installed {
+		return nil, err
+	}
+	guarded, err := s.Guarded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(guarded) > 0 {
+		var tables []string
+		for _, g := range guarded {
+			tables = append(tables, g.Table)
+		}
+		return nil, fmt.Errorf("postgres: remove the fence: tables are guarded by it (%s): remove their guards first: %w", strings.Join(tables, ", "), store.ErrBusy)
+	}
+	text := ""
+	for _, f := range []string{"tenure_refusals()", "tenure_guard_token()", "tenure_guard_row()", "tenure_guard_statement()", "tenure_refuse(text, text)", "tenure_fence(text, bigint)"} {
+		text += "DROP FUNCTION IF EXISTS " + s.prefix + f + ";\n"
+	}
+	// Tables that were dropped leave their counters behind.
+	rows, err := s.do(ctx, "look at the fence", "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = '"+s.schema+`' AND c.relkind = 'S' AND c.relname LIKE 'tenure\_refused\_%'`)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rows {
+		text += "DROP SEQUENCE IF EXISTS " + s.prefix + r.text() + ";\n"
+	}
+	return []FenceStep{{What: "drop tenure_fence and the guard's functions", SQL: text}}, nil
+}
+
+func (s *Store) fenceInstalled(ctx context.Context) (bool, error) {
+	r, err := s.one(ctx, "look at the fence", "SELECT to_regprocedure('"+s.prefix+"tenure_refusals()') IS NOT NULL")
+	if err != nil {
+		return false, err
+	}
+	return r.boolean(), r.err
+}
+
+// fenceText returns a file of the fence with names put in, and the mark by which
+// this text of it is known again.
+func (s *Store) fenceText(file string, names []string) (text, mark string) {
+	b, err := fenceFiles.ReadFile("fence/" + file)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	text = strings.NewReplacer(append([]string{
+		"{{schema}}", `"` + s.schema + `"`,
+		"{{name}}", s.schema,
+		"{{setting}}", "tenure." + strings.ToLower(s.schema),
+	}, names...)...).Replace(string(b))
+	sum := sha256.Sum256([]byte(text))
+	return text, "tenure fence " + hex.EncodeToString(sum[:6])
+}
+
+// RunFence runs steps in order. A step in a transaction is done whole or not at
+// all. One that has to wait for a lock for more than 2 s is given up with an
+// error matching store.ErrBusy: everybody who uses the table would wait behind
+// it. The steps are then planned and run again.
+func (s *Store) RunFence(ctx context.Context, steps []FenceStep) error {
+	for _, step := range steps {
+		if err := s.runFence(ctx, step); err != nil {
+			return fenceFailure(step, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) runFence(ctx context.Context, step FenceStep) error {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	text := fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL lock_timeout = %d; %s", fenceLockWait.Milliseconds(), step.SQL)
+	if step.Alone {
+		// It waits for transactions, in whose way it is not.
+		text = step.SQL
+	}
+	_, err = conn.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+// fenceFailure is failure for a step.
+func fenceFailure(step FenceStep, err error) error {
+	class, next := store.ErrUnavailable, ""
+	if pg, ok := serverError(err); ok {
+		switch pg.Code {
+		case "42501":
+			class, next = store.ErrPermission, ": run it as the owner of the table, with the right to create in tenure's schema"
+		case codeLockTimeout, codeDeadlock:
+			class, next = store.ErrBusy, ": the table is in use by a long transaction, run it again"
+		case "25006":
+			class = store.ErrReadOnly
+		default:
+			class = store.ErrSchema
+		}
+	}
+	return &refusal{text: fmt.Sprintf("postgres: %s: %s%s", step.What, causes(err), next), class: class, cause: err}
+}
+
+// errNoFence says that PlanFence's steps are needed first.
+func (s *Store) errNoFence() error {
+	return fmt.Errorf("postgres: schema %q has no fence: run: tenure fence install: %w", s.schema, store.ErrSchema)
+}
