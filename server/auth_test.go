@@ -221,14 +221,14 @@ func TestListen(t *testing.T) {
 	defer transport.CloseIdleConnections()
 	_, port, _ := net.SplitHostPort(ln.Addr().String())
 	for _, host := range []string{"localhost", "127.0.0.1"} {
-		req, _ := http.NewRequestWithContext(t.Context(), "GET", "https://"+host+":"+port+"/v1/config", nil)
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+host+":"+port+"/v1/config", nil)
 		req.Header.Set("Authorization", "Bearer viewer-token-0000")
 		resp, err := (&http.Client{Transport: transport}).Do(req)
 		if err != nil {
 			t.Fatalf("%s: %v", host, err)
 		}
 		resp.Body.Close()
-		if resp.StatusCode != 200 {
+		if resp.StatusCode != http.StatusOK {
 			t.Errorf("%s: got %d", host, resp.StatusCode)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // stream opens the stream of events.
 func (b *bed) stream(path string, header ...string) (next func() fleet.Event) {
 	b.t.Helper()
-	req, err := http.NewRequestWithContext(b.t.Context(), "GET", b.url+path, nil)
+	req, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, b.url+path, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func (b *bed) stream(path string, header ...string) (next func() fleet.Event) {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { resp.Body.Close() })
-	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "text/event-stream" {
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "text/event-stream" {
 		b.t.Fatalf("%s: got %d %s", path, resp.StatusCode, resp.Header.Get("Content-Type"))
 	}
 	lines := bufio.NewScanner(resp.Body)

@@ -115,7 +115,7 @@ func readBody(r *http.Request, most int64, buf *[]byte) error {
 		switch {
 		case int64(len(b)) > most:
 			return tooLarge(most)
-		case err == io.EOF: //nolint:errorlint // what io.Reader promises
+		case err == io.EOF:
 			return nil
 		case err != nil:
 			return api.RefuseInvalid("body", "", "a whole body within "+readTimeout.String())

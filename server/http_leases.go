@@ -44,6 +44,7 @@ func (g guarded) checkAll(ctx context.Context, grants []store.Grant) error {
 	return nil
 }
 
+// Acquire is of store.Store, for whoever may hold the lease.
 func (g guarded) Acquire(ctx context.Context, req store.Request) (store.Record, error) {
 	if err := g.check(ctx, req.Name); err != nil {
 		return store.Record{}, err
@@ -51,6 +52,7 @@ func (g guarded) Acquire(ctx context.Context, req store.Request) (store.Record, 
 	return g.Store.Acquire(ctx, req)
 }
 
+// Renew is of store.Store, for whoever may hold all of the leases.
 func (g guarded) Renew(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
 	if err := g.checkAll(ctx, grants); err != nil {
 		return nil, err
@@ -58,6 +60,7 @@ func (g guarded) Renew(ctx context.Context, grants []store.Grant) ([]store.Resul
 	return g.Store.Renew(ctx, grants)
 }
 
+// Release is of store.Store, for whoever may hold all of the leases.
 func (g guarded) Release(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
 	if err := g.checkAll(ctx, grants); err != nil {
 		return nil, err
@@ -65,6 +68,7 @@ func (g guarded) Release(ctx context.Context, grants []store.Grant) ([]store.Res
 	return g.Store.Release(ctx, grants)
 }
 
+// Done is of store.Slotter, for whoever may hold the lease.
 func (g guarded) Done(ctx context.Context, grant store.Grant, slot string) error {
 	if err := g.check(ctx, grant.Name); err != nil {
 		return err
@@ -75,6 +79,7 @@ func (g guarded) Done(ctx context.Context, grant store.Grant, slot string) error
 	return unsupported("keeps no slots")
 }
 
+// Slot is of store.Slotter.
 func (g guarded) Slot(ctx context.Context, name, slot string) (store.Slot, error) {
 	if s, ok := g.Store.(store.Slotter); ok {
 		return s.Slot(ctx, name, slot)
@@ -82,6 +87,7 @@ func (g guarded) Slot(ctx context.Context, name, slot string) (store.Slot, error
 	return store.Slot{}, unsupported("keeps no slots")
 }
 
+// History is of store.Historian.
 func (g guarded) History(ctx context.Context, name string) iter.Seq2[store.Term, error] {
 	if h, ok := g.Store.(store.Historian); ok {
 		return h.History(ctx, name)
@@ -89,6 +95,7 @@ func (g guarded) History(ctx context.Context, name string) iter.Seq2[store.Term,
 	return func(yield func(store.Term, error) bool) { yield(store.Term{}, unsupported("keeps no past terms")) }
 }
 
+// Clean is of store.Cleaner.
 func (g guarded) Clean(ctx context.Context, idle time.Duration) (int, error) {
 	if c, ok := g.Store.(store.Cleaner); ok {
 		return c.Clean(ctx, idle)
@@ -96,6 +103,7 @@ func (g guarded) Clean(ctx context.Context, idle time.Duration) (int, error) {
 	return 0, unsupported("cleans no records")
 }
 
+// Diagnose is of store.Doctor.
 func (g guarded) Diagnose(ctx context.Context) ([]store.Finding, error) {
 	if d, ok := g.Store.(store.Doctor); ok {
 		return d.Diagnose(ctx)
@@ -103,6 +111,7 @@ func (g guarded) Diagnose(ctx context.Context) ([]store.Finding, error) {
 	return nil, unsupported("has nothing to look at")
 }
 
+// Watch is of store.Watcher.
 func (g guarded) Watch(ctx context.Context, name string) (<-chan store.Event, error) {
 	if w, ok := g.Store.(store.Watcher); ok {
 		return w.Watch(ctx, name)
@@ -110,6 +119,7 @@ func (g guarded) Watch(ctx context.Context, name string) (<-chan store.Event, er
 	return nil, unsupported("cannot tell of starts and ends of terms")
 }
 
+// Features is of store.Store.
 func (g guarded) Features() store.Features {
 	f := g.Store.Features()
 	if _, ok := g.Store.(store.Watcher); !ok {

@@ -19,9 +19,6 @@ import (
 	"github.com/tenurehq/tenure/store"
 )
 
-// maxWait is how long a request for orders may be kept until they change.
-const maxWait = time.Minute
-
 func (h *handler) registerNodes(a huma.API) {
 	const node = "/v1/nodes/{id}"
 	get := func(path, id, access, summary string) huma.Operation {

@@ -303,7 +303,7 @@ func TestSlowBody(t *testing.T) {
 			t.Fatalf("%.20s: %v", head, err)
 		}
 		var p api.Problem
-		if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != 400 || p.Code != "invalid" || p.Field != "body" {
+		if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != http.StatusBadRequest || p.Code != "invalid" || p.Field != "body" {
 			t.Errorf("%.20s: got %d %+v %v, want 400", head, resp.StatusCode, p, err)
 		}
 		if _, err := io.Copy(io.Discard, r); err != nil {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"net/http"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -68,6 +67,7 @@ func newMetrics(s *Server, version string) *metrics {
 	}
 }
 
+// Describe is of prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.build, m.ready, m.active, m.brake, m.refusals, m.gaps, m.liveness, m.lease, m.intent, m.exclusions,
@@ -80,6 +80,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
+// Collect is of prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.s
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -119,10 +120,10 @@ func (m *metrics) nodes(ch chan<- prometheus.Metric, gauge func(*prometheus.Desc
 	liveness := zeros(fleet.Observing, fleet.Alive, fleet.Late, fleet.Suspect)
 	lease := zeros(fleet.LeaseNone, fleet.LeaseHeld, fleet.LeaseRevoked, fleet.LeaseLapsed, fleet.LeaseReleased)
 	intent := zeros(fleet.Active, fleet.Cordoned, fleet.Draining, fleet.Drained)
-	interval := m.s.cfg.Interval
+	interval := m.s.cfg.Interval.Seconds()
 	buckets := map[float64]uint64{}
-	for _, tenths := range []time.Duration{5, 10, 15, 20, 30, 60} {
-		buckets[(tenths * interval / 10).Seconds()] = 0
+	for _, intervals := range []float64{0.5, 1, 1.5, 2, 3, 6} {
+		buckets[intervals*interval] = 0
 	}
 	var sum, oldest float64
 	var work, stuck int
