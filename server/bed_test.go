@@ -171,7 +171,7 @@ type node struct {
 // join starts a node with one unit of memory.
 func (b *bed) join(id string, header ...string) *node {
 	b.t.Helper()
-	return b.joinAs(id, "i-"+id, header...)
+	return b.joinAs(id, "i-"+id[max(len(id)-100, 0):], header...)
 }
 
 // joinAs is join for a run of the agent with a name of its own.
