@@ -170,6 +170,7 @@ type fleetBed struct {
 	client  *api.Client
 	flags   []string             // of the servers, beyond the usual
 	files   map[string]*workFile // by item; read by the test's goroutine alone
+	ending  sync.Once
 }
 
 // fleetBackends are the databases of the tests.
@@ -363,7 +364,9 @@ func stopped(pid int) bool {
 }
 
 // end ends every process of the bed, by pid.
-func (b *fleetBed) end() {
+func (b *fleetBed) end() { b.ending.Do(b.endAll) }
+
+func (b *fleetBed) endAll() {
 	for _, h := range b.hosts {
 		if h.fleetChild != nil {
 			h.kill()
