@@ -1,0 +1,17 @@
+//go:build !(darwin || dragonfly || freebsd || linux || netbsd || openbsd)
+
+package publish
+
+import (
+	"fmt"
+	"os"
+)
+
+// exclusive makes the directory work. On this system nothing keeps two processes
+// from fetching into one directory at once.
+func exclusive(work string) (end func(), err error) {
+	if err := os.MkdirAll(work, 0o750); err != nil {
+		return nil, fmt.Errorf("publish: fetch: %w", err)
+	}
+	return func() {}, nil
+}
