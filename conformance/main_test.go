@@ -44,6 +44,8 @@ func play(role string, config []byte) error {
 		return playWorker(config)
 	case "copy":
 		return playCopy(config)
+	case "guarded-writer":
+		return playGuardedWriter(config)
 	case "fleet-work":
 		return playFleetWork(config)
 	case "fleet-busy":
