@@ -41,6 +41,7 @@ const (
 	exitReplaced    = 86  // agent: another incarnation has the node's name
 	exitNotDrained  = 87  // nodes drain --wait-for: not drained in that time
 	exitDemo        = 88  // up --demo: an expected thing was not observed
+	exitDamaged     = 89  // fetch: the files are not as they were published
 	exitNotExec     = 126 // the command cannot be started: not executable
 	exitNoCommand   = 127 // the command cannot be started: not found
 )
@@ -68,6 +69,7 @@ var exitCodes = []struct {
 	{exitReplaced, "agent: another process has taken over the node's name, so this one is fenced for good"},
 	{exitNotDrained, "nodes drain: not drained within --wait-for, or the drain was called off"},
 	{exitDemo, "up --demo: something that it shows was not observed in time"},
+	{exitDamaged, "publish, fetch: files at the target are missing or are not as they were published"},
 	{exitNotExec, "the command cannot be started: not executable"},
 	{exitNoCommand, "the command cannot be started: not found"},
 }

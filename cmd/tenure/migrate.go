@@ -36,9 +36,9 @@ func newMigrate() *cobra.Command {
 		Use:   "migrate [STORE]",
 		Short: "Create or upgrade the tables of a store",
 		Long: `Create or upgrade tenure's tables in the store that STORE or --store names: those
-of the leases, and those that "tenure server" keeps a fleet in. It may be repeated,
-and changes nothing that is in place. Only the default SQLite file is set up
-without this command.`,
+of the leases, those that "tenure server" keeps a fleet in, and those of "tenure
+publish". It may be repeated, and changes nothing that is in place. Only the
+default SQLite file is set up without this command.`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	timeout := addTimeout(cmd)
@@ -71,6 +71,9 @@ without this command.`,
 			return explain(loc, err)
 		}
 		if err := migrateFleet(ctx, st); err != nil {
+			return explain(loc, err)
+		}
+		if err := migratePublications(ctx, st); err != nil {
 			return explain(loc, err)
 		}
 		if err := st.Check(ctx); err != nil {

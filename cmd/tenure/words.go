@@ -8,7 +8,7 @@ import (
 var (
 	// origin is where in the program a message was made, which helps nobody who
 	// only runs it.
-	origin = regexp.MustCompile(`(^|: )(?:(?:tenure|acquire|store|sqlite|postgres|api|server|agent|fleet|registry|minder): )+`)
+	origin = regexp.MustCompile(`(^|: )(?:(?:tenure|acquire|store|sqlite|postgres|api|server|agent|fleet|registry|minder|publish|fence): )+`)
 
 	// A password in a URL reaches up to the last @ of the word or, in a quoted
 	// argument, which may hold spaces and may have been cut short, up to the @ or

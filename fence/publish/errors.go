@@ -13,7 +13,7 @@ import (
 var (
 	// ErrNone reports that nothing is published under the name, from an
 	// authoritative read. It matches store.ErrNotFound.
-	ErrNone = fmt.Errorf("publish: nothing is published: %w", store.ErrNotFound)
+	ErrNone error = none{}
 	// ErrDropped reports that a sweep has dropped the set, or the attempt: it was
 	// neither published nor retained nor in use. Begin again.
 	ErrDropped = errors.New("publish: dropped by a sweep")
@@ -23,6 +23,15 @@ var (
 	// ErrChanged reports that a file was not what the manifest says when it was sent.
 	ErrChanged = errors.New("publish: file changed since it was listed")
 )
+
+// none is ErrNone.
+type none struct{}
+
+// Error tells of a publication, and not of the lease that ErrNotFound names.
+func (none) Error() string { return "publish: nothing is published" }
+
+// Unwrap returns store.ErrNotFound.
+func (none) Unwrap() error { return store.ErrNotFound }
 
 // sqlState returns the code of a Postgres error.
 func sqlState(err error) string {
