@@ -22,6 +22,7 @@ type acquireOptions struct {
 	replace    *store.Grant
 	onWait     func(*store.HeldError)
 	onConfirm  func(*Term)
+	marks      []termMarks
 }
 
 // WithTTL gives the term a TTL of its own; interval and margin keep their
@@ -83,6 +84,9 @@ func (k *Keeper) TryAcquire(ctx context.Context, name string, opts ...AcquireOpt
 		w.giveBack()
 		return nil, fmt.Errorf("acquire: %w", err)
 	}
+	if err := t.raiseMarks(ctx); err != nil {
+		return nil, fmt.Errorf("acquire: %w", err)
+	}
 	return t, nil
 }
 
@@ -101,6 +105,9 @@ func (k *Keeper) Acquire(ctx context.Context, name string, opts ...AcquireOption
 	t, err := w.wait(ctx)
 	if err != nil {
 		w.giveBack()
+		return nil, fmt.Errorf("acquire: %w", err)
+	}
+	if err := t.raiseMarks(ctx); err != nil {
 		return nil, fmt.Errorf("acquire: %w", err)
 	}
 	return t, nil
