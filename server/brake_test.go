@@ -238,7 +238,9 @@ func TestBrakeOnReadiness(t *testing.T) {
 	agents := b.crowd("n", sized(30, 300), nil)
 	b.observed()
 	for _, a := range agents {
-		a.change(func(f *fleet.Facts) { f.Readiness = fleet.Readiness{Reason: "dns_down", Text: "no name server answers"} })
+		a.change(func(f *fleet.Facts) {
+			f.Readiness = fleet.Readiness{Reason: "dns_down", Text: "no name server answers"}
+		})
 	}
 	eventually(t, "engaged", func() bool { return len(b.engaged()) > 0 })
 	eventually(t, "all said so", func() bool {

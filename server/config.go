@@ -163,6 +163,7 @@ func (c *Config) Effective() Effective {
 	margin := c.NodeTTL / 5
 	detection := [2]int64{ms(c.suspect() - c.Interval), ms(c.suspect() + c.tick())}
 	takeover := c.NodeTTL + c.Interval
+	succession := c.ReconcilerTTL + c.Reconcile + c.suspect() // until a new reconciler takes over work
 	return Effective{
 		IntervalMS: ms(c.Interval), SuspectAfterMS: ms(c.suspect()), NodeTTLMS: ms(c.NodeTTL), ReconcileMS: ms(c.Reconcile),
 		ReconcilerTTLMS: ms(c.ReconcilerTTL), WindowMS: ms(c.Window), RefreshMS: ms(c.Refresh),
@@ -170,7 +171,7 @@ func (c *Config) Effective() Effective {
 		ToleratedRenewals: int((c.NodeTTL-margin-1)/c.Interval) - 1,
 		DetectionMS:       detection,
 		TakeoverMS:        ms(takeover),
-		TakeoverDeadMS:    ms(takeover + c.ReconcilerTTL + c.Reconcile),
+		TakeoverDeadMS:    ms(takeover + succession),
 		RowsPerSecond:     1000 / c.Interval.Seconds(),
 		CommitsPerSecond:  1/c.Window.Seconds() + 2/c.Interval.Seconds(),
 	}

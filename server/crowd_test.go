@@ -47,8 +47,12 @@ type agent struct {
 	orders  uint64
 	codes   map[fleet.Code]int // of replies
 	fails   int
-	follow  bool // runs and ends its work as it is told
-	reports []api.WorkReport
+	losses  int // terms that were over before they were renewed
+	refused int // renewals since the last that was not
+
+	patience int  // so many refusals later it starts a new term
+	follow   bool // runs and ends its work as it is told
+	reports  []api.WorkReport
 }
 
 // enter starts an agent and returns it once it has joined.
@@ -137,8 +141,17 @@ func (a *agent) beat(ctx context.Context) (api.BeatReply, error) {
 		return reply, err
 	}
 	a.codes[reply.Code]++
-	if reply.Renewed != nil && reply.Renewed.Code == "" {
-		a.known = []store.Attempt{attempt}
+	if r := reply.Renewed; r != nil && r.Code == "" {
+		a.known, a.refused = []store.Attempt{attempt}, 0
+	} else if a.refused++; r != nil && a.refused > a.patience {
+		a.losses++
+		a.refused = 0
+		attempt := store.NewAttempt()
+		ctx, cancel := context.WithTimeout(ctx, a.every/2) // no beat waits for it
+		defer cancel()
+		if rec, err := b.st.Acquire(ctx, store.Request{Name: fleet.LeaseName(a.id), Holder: "agent/" + a.id, TTL: a.ttl, Attempt: attempt}); err == nil {
+			a.token, a.known = rec.Token, []store.Attempt{attempt}
+		}
 	}
 	if a.send = nil; reply.NeedFacts {
 		facts := a.facts
@@ -218,7 +231,7 @@ func hush(agents ...*agent) {
 	all.Wait()
 }
 
-// pin submits movable work that only begins on one node, and may go elsewhere.
+// give submits movable work to one node; it may go elsewhere.
 func (b *bed) give(id, node string) {
 	b.t.Helper()
 	spec := fleet.Spec{ID: id, Command: []string{"true"}, Movable: true, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}

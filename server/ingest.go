@@ -50,6 +50,7 @@ type slot struct {
 	leaseAt time.Duration // when that was, on the boot clock
 
 	row     *registry.Node // as read last; nil if the registry has none
+	rowAt   time.Duration  // when that reading began, on the boot clock
 	agreed  agreement
 	changed chan struct{} // closed when row.Orders changes
 }
@@ -204,11 +205,17 @@ func (s *slot) hear(at, lateness, now time.Duration) {
 	s.heard, s.unflushed, s.heardAt, s.gone = true, true, now, time.Time{}
 }
 
-// told takes in that some replica heard the node at an instant of the listened
-// axis. The caller holds s.mu.
-func (s *slot) told(at time.Duration) {
-	if !s.heard && at >= s.detector.Last() || at > s.detector.Last() {
-		s.detector.Observe(at)
+// told takes in that some replica heard the node last so long before an instant of
+// the listened axis, as the registry says. What lies further ahead than an interval
+// was written before the database's clock was set back, and tells nothing. The
+// caller holds s.mu.
+func (s *slot) told(seen time.Time, age, at, interval time.Duration) {
+	if seen.IsZero() || age > at || age < -interval {
+		return
+	}
+	heard := at - max(age, 0)
+	if !s.heard && heard >= s.detector.Last() || heard > s.detector.Last() {
+		s.detector.Observe(heard)
 		s.heard, s.gone = true, time.Time{}
 	}
 }

@@ -64,16 +64,6 @@ func refusal(v registry.Verdict) *api.Error {
 	return e
 }
 
-// ofNode reports whether a verdict speaks of the node that was chosen, so that
-// another may do.
-func ofNode(code fleet.Code) bool {
-	switch code {
-	case "", fleet.CodeNoSuchWork, fleet.CodeWorkExists, fleet.CodeWrongState, fleet.CodeNotOwner, fleet.CodeHostGone:
-		return false
-	}
-	return true
-}
-
 // candidates is how many nodes are tried after one reading. What one reading
 // ranks first others have ranked first too.
 const candidates = 8
@@ -92,7 +82,7 @@ func (s *Server) place(ctx context.Context, req fleet.Request, try func(registry
 		}
 		for _, c := range ranked[:min(len(ranked), candidates)] {
 			v, err := try(registry.Placement{Node: c.Node, Lease: nodes[c.Index].Lease.Token})
-			if err != nil || !ofNode(v.Code) {
+			if err != nil || !v.OfTarget {
 				return v, err
 			}
 			s.counts.add("candidate", string(v.Code))

@@ -23,6 +23,7 @@ import (
 type reconciler struct {
 	*Server
 	fence  registry.Fence
+	began  time.Duration // on the boot clock
 	brake  *fleet.Brake  // nil until that of the reconciler before was read
 	ahead  time.Duration // of the database's clock, for the instants of the brake
 	bucket fleet.Bucket
@@ -39,7 +40,7 @@ type reconciler struct {
 // newReconciler returns a reconciler under a term of the lease for it.
 func newReconciler(s *Server, token fence.Token) *reconciler {
 	return &reconciler{
-		Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: token},
+		Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: token}, began: clock.Now().Boot,
 		known: map[string]fleet.Liveness{}, ready: map[string]bool{}, noted: map[string]fence.Token{},
 		withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
 	}
@@ -186,7 +187,7 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 
 // deposed is a verdict that says that a later term was granted, as an error.
 func deposed(v registry.Verdict) error {
-	if v.Code == fleet.CodeStaleToken {
+	if v.Deposed {
 		return refusal(v)
 	}
 	return nil
@@ -246,7 +247,10 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 	for i := range nodes {
 		byID[nodes[i].ID] = &nodes[i]
 	}
+	// A new term may follow on an outage of the store, in which nobody could renew:
+	// agents that live get the time to win their leases back.
 	_, observing := r.Observing()
+	observing = observing || clock.Now().Boot-r.began <= r.cfg.suspect()
 	var events []fleet.Event
 	held := map[string]fleet.Code{}
 	for _, o := range lapsed {

@@ -23,7 +23,8 @@ import (
 //	{over}     l surely is over, by {now}; also if there is none
 //	{changed}  the number of this change
 //	{in}       is in a set; see dialect.set
-//	{age}      how long ago n was last heard, in µs; s is its row of fleet_seen
+//	{age}      how long ago n was last heard, in µs, below 0 if the clock was set back
+//	           since; s is its row of fleet_seen
 //	{greatest} the scalar function
 //	{share}    keeps others from changing the rows read
 //	{owned}    the states in which an item has an owner
@@ -85,7 +86,7 @@ func newDialect(name Dialect, schema string) dialect {
 			"{changed}", "pg_current_xact_id()::text::bigint",
 			"{in}", "= ANY",
 			"{owned}", ownedStates,
-			"{age}", "greatest({now} - greatest(s.seen_us, n.joined_us), 0)",
+			"{age}", "{now} - greatest(s.seen_us, n.joined_us)",
 			"{greatest}", "greatest",
 			"{share}", " FOR SHARE",
 		)
@@ -105,7 +106,7 @@ func newDialect(name Dialect, schema string) dialect {
 		"{over}", sqliteOver,
 		"{in}", "IN",
 		"{owned}", ownedStates,
-		"{age}", "CASE WHEN s.domain = {domain} AND s.seen_ns <= {boot} THEN ({boot} - s.seen_ns) / 1000 ELSE max({now} - max(coalesce(s.seen_us, 0), n.joined_us), 0) END",
+		"{age}", "CASE WHEN s.domain = {domain} AND s.seen_ns <= {boot} THEN ({boot} - s.seen_ns) / 1000 ELSE {now} - max(coalesce(s.seen_us, 0), n.joined_us) END",
 		"{greatest}", "max",
 	)
 	return d

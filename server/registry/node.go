@@ -151,7 +151,7 @@ type Sign struct {
 	Node        string
 	Incarnation string
 	LastSeen    time.Time
-	Age         time.Duration // of LastSeen
+	Age         time.Duration // of LastSeen, as in Node
 	Lease       fleet.Lease
 }
 
@@ -362,7 +362,7 @@ const (
 	flushPostgres = `INSERT INTO {s}fleet_seen AS s (node, seen_us)
 SELECT n.id, {now} - a.age FROM unnest($1::text[], $2::text[], $3::bigint[]) a(node, incarnation, age)
 	JOIN {s}fleet_node n ON n.id = a.node AND n.incarnation = a.incarnation AND n.removed_us = 0 ORDER BY n.id
-ON CONFLICT (node) DO UPDATE SET seen_us = excluded.seen_us WHERE s.seen_us < excluded.seen_us`
+ON CONFLICT (node) DO UPDATE SET seen_us = excluded.seen_us WHERE s.seen_us < excluded.seen_us OR s.seen_us > {now}`
 
 	// Each element is one text, "age in µs (19) length of the node (3) node
 	// incarnation", because SQLite parses nested JSON again for each field.
@@ -376,7 +376,8 @@ ON CONFLICT (node) DO UPDATE SET seen_us = excluded.seen_us, domain = excluded.d
 )
 
 // Flush records in one statement when nodes were last heard. What is older than
-// what is known, or of another incarnation than the node's present one, is left.
+// what is known, unless the clock was set back since, or of another incarnation
+// than the node's present one, is left.
 func (r *Registry) Flush(ctx context.Context, seen []Seen) error {
 	if len(seen) == 0 {
 		return nil

@@ -13,6 +13,12 @@ import (
 // judgeTarget says why a node, whose row is locked, may not get work that needs
 // something, "" if it may.
 func (t *tx) judgeTarget(id string, n *nodeRow, l fleet.Lease, token fence.Token, need fleet.Resources) (Verdict, error) {
+	v, err := t.judgeNode(id, n, l, token, need)
+	v.OfTarget = v.Code != ""
+	return v, err
+}
+
+func (t *tx) judgeNode(id string, n *nodeRow, l fleet.Lease, token fence.Token, need fleet.Resources) (Verdict, error) {
 	if n == nil || n.removed {
 		return noSuchNode(id), nil
 	}
@@ -98,7 +104,8 @@ func (r *Registry) SubmitTo(ctx context.Context, spec fleet.Spec, p Placement) (
 		if added == 0 { // somebody else submitted it at this moment, or the lease has just ended
 			v, found, err := t.submitted(spec.ID, text)
 			if !found && err == nil {
-				return t.notLive(p.Node, p.Lease)
+				v, err = t.notLive(p.Node, p.Lease)
+				v.OfTarget = true
 			}
 			return v, err
 		}
@@ -156,6 +163,7 @@ func (r *Registry) Place(ctx context.Context, p Placement) (Verdict, error) {
 		}
 		if done == 0 {
 			v, err := t.notLive(p.Node, p.Lease)
+			v.OfTarget = true
 			return v.with(w), err
 		}
 		if _, err := t.exec("UPDATE {s}fleet_takeover SET to_node = $2, to_token = $3 WHERE work = $1 AND to_token = 0", p.Work, p.Node, int64(p.Token+1)); err != nil {
@@ -231,6 +239,7 @@ func (r *Registry) Takeover(ctx context.Context, tk Takeover) (Verdict, error) {
 		}
 		if done == 0 {
 			v, err := t.notLive(tk.Node, tk.Lease)
+			v.OfTarget = true
 			return v.with(w), err
 		}
 		e.To, e.ToToken = tk.Node, e.FromToken+1

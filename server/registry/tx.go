@@ -218,7 +218,7 @@ func (r *Registry) decide(ctx context.Context, doing string, f Fence, work strin
 			return false, err
 		}
 		if !current {
-			v = Verdict{Code: fleet.CodeStaleToken, Text: fmt.Sprintf("token %s of %q is not the current one: this replica's term is over", f.Token, f.Lease)}
+			v = Verdict{Code: fleet.CodeStaleToken, Deposed: true, Text: fmt.Sprintf("token %s of %q is not the current one: this replica's term is over", f.Token, f.Lease)}
 			return false, nil
 		}
 		v, err = run(t)

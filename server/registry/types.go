@@ -15,13 +15,15 @@ type Node struct {
 	Facts       fleet.Facts
 	NotReady    time.Time
 	FirstSeen   time.Time
-	LastSeen    time.Time     // as flushed
-	Age         time.Duration // of LastSeen, by the database's clock at the answer
-	Lease       fleet.Lease
-	Intent      fleet.Intent
-	Reserved    fleet.Resources
-	Work        int
-	Stuck       int
+	LastSeen    time.Time // as flushed
+	// Age is that of LastSeen, by the database's clock at the answer. It is below 0,
+	// and tells nothing, if that clock was set back since.
+	Age      time.Duration
+	Lease    fleet.Lease
+	Intent   fleet.Intent
+	Reserved fleet.Resources
+	Work     int
+	Stuck    int
 	// Orders is the revision of what the node is to do: it grows with each change
 	// of its intent or its work.
 	Orders  uint64
@@ -63,6 +65,9 @@ type Verdict struct {
 	Text    string
 	Owner   string      // of the item now
 	Current fence.Token // its token now
+	// Deposed: the Fence's term is over. OfTarget: the code speaks of the node that was
+	// to get the work, so that another may do.
+	Deposed, OfTarget bool
 	// Event is what the change wrote to the ledger; zero if nothing.
 	Event fleet.Event
 }
