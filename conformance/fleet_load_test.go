@@ -150,7 +150,7 @@ func TestFleetBeatsUnderLoad(t *testing.T) {
 	var ages []time.Duration
 	worst := time.Duration(0)
 	begun, sent := clock.Boot(), uploaded.Load()
-	long := times(fleetNumber("TENURE_FLEET_LOAD_BEATS", 4), busyInterval)
+	long := times(fleetNumber("TENURE_FLEET_LOAD_BEATS", 3), busyInterval)
 	b.eventuallyWithin(long+fleetSoon, "the time under load", func() bool {
 		n, err := b.client.Node(t.Context(), "busy")
 		if err != nil {

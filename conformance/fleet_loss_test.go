@@ -3,6 +3,7 @@
 package conformance_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -380,7 +381,9 @@ func (r *lossRound) stopHost() {
 		r.eventually("a stop between two writes", func() bool {
 			_ = syscall.Kill(pid, syscall.SIGSTOP)
 			r.eventually("a process stands still", func() bool { return stopped(pid) })
-			if _, err := r.db.ExecContext(r.t.Context(), "UPDATE guard SET value = value WHERE item IN ($1, $2)", r.movable, r.pinned); err == nil {
+			ctx, cancel := context.WithTimeout(r.t.Context(), fleetInterval)
+			defer cancel()
+			if _, err := r.db.ExecContext(ctx, "UPDATE guard SET value = value WHERE item IN ($1, $2)", r.movable, r.pinned); err == nil {
 				return true
 			}
 			_ = syscall.Kill(pid, syscall.SIGCONT)
