@@ -80,6 +80,10 @@ func Begin(ctx context.Context, l *Ledger, target *Target, name string, token fe
 // ErrDamaged if an object of the attempt is not, *fence.StaleError or ErrDropped
 // if it was noticed that the attempt can not be accepted any more.
 func (a *Attempt) Upload(ctx context.Context, fsys fs.FS, how Transfer) error {
+	return a.because(ctx, a.upload(ctx, fsys, how))
+}
+
+func (a *Attempt) upload(ctx context.Context, fsys fs.FS, how Transfer) error {
 	present, err := a.list(ctx)
 	if err != nil {
 		return err
@@ -110,16 +114,12 @@ func (a *Attempt) Upload(ctx context.Context, fsys fs.FS, how Transfer) error {
 // list returns the sizes of the attempt's objects by path.
 func (a *Attempt) list(ctx context.Context) (map[string]int64, error) {
 	below := prefix(a.Name, a.Attempt)
+	all, err := listAll(ctx, a.target.Bucket, &blob.ListOptions{Prefix: below})
 	sizes := map[string]int64{}
-	for it := a.target.Bucket.List(&blob.ListOptions{Prefix: below}); ; {
-		o, err := it.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			return sizes, nil
-		} else if err != nil {
-			return nil, bucketFailure("list", below, err)
-		}
+	for _, o := range all {
 		sizes[strings.TrimPrefix(o.Key, below)] = o.Size
 	}
+	return sizes, err
 }
 
 // send writes one object, or none.
@@ -215,16 +215,17 @@ func (a *Attempt) alive(ctx context.Context) error {
 func (a *Attempt) Accept(ctx context.Context) (Publication, error) {
 	present, err := a.list(ctx)
 	if err != nil {
-		return Publication{}, err
+		return Publication{}, a.because(ctx, err)
 	}
 	for _, f := range a.Manifest.Files {
 		if size, there := present[f.Path]; !there || size != f.Size {
-			return Publication{}, fmt.Errorf("publish: accept: object %s: %w", key(a.Name, a.Attempt, f.Path), a.missing(ctx))
+			damaged := fmt.Errorf("publish: accept: object %s: %w", key(a.Name, a.Attempt, f.Path), ErrDamaged)
+			return Publication{}, a.because(ctx, damaged)
 		}
 	}
 	if a.target.Sync != nil {
 		if err := a.target.Sync(ctx, prefix(a.Name, a.Attempt)); err != nil {
-			return Publication{}, fmt.Errorf("publish: accept: put on disk: %w", err)
+			return Publication{}, a.because(ctx, fmt.Errorf("publish: accept: put on disk: %w", err))
 		}
 	}
 	e, err := a.ledger.accept(ctx, a.Name, a.Attempt, a.Token)
@@ -234,13 +235,16 @@ func (a *Attempt) Accept(ctx context.Context) (Publication, error) {
 	return Publication{Entry: e, Manifest: a.Manifest}, nil
 }
 
-// missing tells why an object can be missing.
-func (a *Attempt) missing(ctx context.Context) error {
-	err := a.ledger.touch(ctx, a.Name, a.Attempt, a.Token)
-	if errors.Is(err, fence.ErrStale) || errors.Is(err, ErrDropped) {
+// because returns why err came about if it is that the attempt can not be accepted
+// any more, as a sweep may have removed what it had sent; err itself otherwise.
+func (a *Attempt) because(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || errors.Is(err, fence.ErrStale) || errors.Is(err, ErrDropped) {
 		return err
 	}
-	return ErrDamaged
+	if why := a.ledger.touch(ctx, a.Name, a.Attempt, a.Token); errors.Is(why, fence.ErrStale) || errors.Is(why, ErrDropped) {
+		return why
+	}
+	return err
 }
 
 // GiveUp ends a running attempt, so that nobody goes on with it and the next sweep

@@ -2,9 +2,7 @@ package publish
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -138,29 +136,21 @@ func sweepTarget(ctx context.Context, open OpenTargetFunc, url, name string, att
 
 // directories returns the names directly below a prefix that have objects below them.
 func directories(ctx context.Context, bucket *blob.Bucket, below string) (names []string, err error) {
-	for it := bucket.List(&blob.ListOptions{Prefix: below, Delimiter: "/"}); ; {
-		o, err := it.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			return names, nil
-		} else if err != nil {
-			return nil, bucketFailure("list", below, err)
-		}
+	all, err := listAll(ctx, bucket, &blob.ListOptions{Prefix: below, Delimiter: "/"})
+	for _, o := range all {
 		if o.IsDir {
 			names = append(names, strings.TrimSuffix(strings.TrimPrefix(o.Key, below), "/"))
 		}
 	}
+	return names, err
 }
 
 func removeAll(ctx context.Context, bucket *blob.Bucket, below string, told func(int, int64)) (objects int, bytes int64, err error) {
-	var all []*blob.ListObject
-	for it := bucket.List(&blob.ListOptions{Prefix: below}); ; {
-		o, err := it.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return 0, 0, bucketFailure("list", below, err)
-		}
-		all = append(all, o)
+	all, err := listAll(ctx, bucket, &blob.ListOptions{Prefix: below})
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, o := range all {
 		bytes += o.Size
 	}
 	err = each(ctx, 2*DefaultParallel, all, func(ctx context.Context, o *blob.ListObject) error {

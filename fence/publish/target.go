@@ -2,8 +2,11 @@ package publish
 
 import (
 	"context"
+	"errors"
+	"io"
 
 	"gocloud.dev/blob"
+	"gocloud.dev/gcerrors"
 )
 
 // Target is where the objects of publications lie. Package target opens one by a
@@ -23,3 +26,24 @@ type Target struct {
 // OpenTargetFunc opens the target that a ledger names. Whoever calls it closes the
 // bucket.
 type OpenTargetFunc func(ctx context.Context, url string) (*Target, error)
+
+// listAll lists a bucket. A directory cannot be listed while files in it come and
+// go, as another process uploads or sweeps: then it is listed again.
+func listAll(ctx context.Context, bucket *blob.Bucket, opts *blob.ListOptions) ([]*blob.ListObject, error) {
+	for tries := 1; ; tries++ {
+		var all []*blob.ListObject
+		var err error
+		for it := bucket.List(opts); err == nil; {
+			var o *blob.ListObject
+			if o, err = it.Next(ctx); err == nil {
+				all = append(all, o)
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return all, nil
+		case gcerrors.Code(err) != gcerrors.NotFound || tries == 100:
+			return nil, bucketFailure("list", opts.Prefix, err)
+		}
+	}
+}
