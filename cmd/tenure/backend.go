@@ -114,7 +114,7 @@ func (l location) argument() string {
 // command returns a command of this program on this store, for a shell.
 func (l location) command(what string) string { return "tenure " + what + l.argument() }
 
-var storeCommand = regexp.MustCompile(`tenure (?:migrate|lease raise-floor)\b`)
+var storeCommand = regexp.MustCompile(`tenure (?:migrate|lease raise-floor|fence install)\b`)
 
 // complete names the store in the commands that a store's own text advises: a
 // store does not know by which name it was reached.

@@ -79,6 +79,7 @@ if its host is lost, and drained. "tenure up --demo" shows all of it here.
 	root.AddCommand(
 		newRun(con),
 		newLease(con),
+		newFence(),
 		newUp(con),
 		newServer(),
 		newAgent(),
