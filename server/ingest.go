@@ -17,6 +17,7 @@ import (
 // ingest takes in what nodes say, in memory. It holds one slot for each node and
 // knows which were heard, by this replica or, as the registry tells, by another.
 type ingest struct {
+	interval time.Duration
 	fresh    detect.Fixed // the first state of a slot's detector
 	observer atomic.Pointer[detect.Observer]
 	gaps     atomic.Uint64 // in which this replica could not have heard a node
@@ -72,7 +73,7 @@ func newIngest(cfg *Config) (*ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &ingest{fresh: fresh, byID: map[string]*slot{}}
+	i := &ingest{interval: cfg.Interval, fresh: fresh, byID: map[string]*slot{}}
 	i.observer.Store(&observer)
 	return i, nil
 }
@@ -205,19 +206,23 @@ func (s *slot) hear(at, lateness, now time.Duration) {
 	s.heard, s.unflushed, s.heardAt, s.gone = true, true, now, time.Time{}
 }
 
-// told takes in that some replica heard the node last so long before an instant of
-// the listened axis, as the registry says. What lies further ahead than an interval
-// was written before the database's clock was set back, and tells nothing. The
-// caller holds s.mu.
-func (s *slot) told(seen time.Time, age, at, interval time.Duration) {
-	if seen.IsZero() || age > at || age < -interval {
+// told takes in that some replica heard a node last so long before an instant of
+// the listened axis, as the registry says. What was before this watch began proves
+// nothing to it, and what lies further ahead than an interval was written before
+// the database's clock was set back. The caller holds s.mu.
+func (i *ingest) told(s *slot, seen time.Time, age, at time.Duration) {
+	if seen.IsZero() || age < -i.interval {
 		return
 	}
 	heard := at - max(age, 0)
-	if !s.heard && heard >= s.detector.Last() || heard > s.detector.Last() {
-		s.detector.Observe(heard)
-		s.heard, s.gone = true, time.Time{}
+	if heard < i.observer.Load().Since() || s.heard && heard <= s.detector.Last() {
+		return
 	}
+	if !s.heard {
+		s.detector = i.fresh // it may be before this replica knew of the node
+	}
+	s.detector.Observe(heard)
+	s.heard, s.gone = true, time.Time{}
 }
 
 // judge brings liveness up to date and reports whether it changed. A node that

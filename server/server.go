@@ -252,7 +252,7 @@ func (s *Server) take(row *registry.Node, read time.Duration) {
 		row.Facts = durable(n.facts) // the same maps, which are most of what a node costs
 	}
 	n.see(row.Lease, read)
-	n.told(row.LastSeen, row.Age, at, s.cfg.Interval)
+	s.in.told(n, row.LastSeen, row.Age, at)
 	if n.row == nil || n.row.Orders != row.Orders {
 		close(n.changed)
 		n.changed = make(chan struct{})
@@ -322,7 +322,7 @@ func (s *Server) takeSigns(signs []registry.Sign, began time.Duration) {
 		}
 		n.mu.Lock()
 		n.see(sign.Lease, began)
-		n.told(sign.LastSeen, sign.Age, at, s.cfg.Interval)
+		s.in.told(n, sign.LastSeen, sign.Age, at)
 		n.mu.Unlock()
 	}
 }
