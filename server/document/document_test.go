@@ -1,4 +1,7 @@
-package server
+// Package document_test holds the answers of a server to the document that it
+// serves. It is apart from the server's own tests because the validator takes
+// minutes to compile with the race detector.
+package document_test
 
 import (
 	"bytes"
@@ -7,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pb33f/libopenapi"
 	validator "github.com/pb33f/libopenapi-validator"
@@ -20,7 +24,7 @@ import (
 // served, and the document to the list of operations.
 func TestDocument(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, Config{}, HTTPConfig{Version: "1.2.3"})
+	b := newBed(t)
 	served := b.send("GET", "/v1/openapi.json", nil)
 	if served.status != 200 || served.header.Get("Content-Type") != "application/json" {
 		t.Fatalf("document: got %d %s", served.status, served.header.Get("Content-Type"))
@@ -58,12 +62,17 @@ func TestDocument(t *testing.T) {
 		}
 	}
 
-	n1 := b.join("n1")
-	n1.step()
-	relayed := n1.beat
-	relayed.Seq++
-	spec := fleet.Spec{ID: "w1", Command: []string{"sleep", "9"}, Movable: true, Env: map[string]string{"A": "b"}, Request: fleet.Request{Resources: fleet.Resources{"memory_mb": 10}}}
 	attempt := store.NewAttempt()
+	term := must[api.Record](b, "POST", "/v1/leases/acquire", api.NewAcquireRequest(store.Request{Name: "node/n1", Holder: "h", TTL: time.Minute, Attempt: attempt}))
+	beat := api.Beat{
+		Node: "n1", Incarnation: "i", Seq: 1, FactsVersion: 1,
+		Facts: &fleet.Facts{Capacity: fleet.Resources{"memory_mb": 1000}, Labels: map[string]string{"zone": "a"}, Readiness: fleet.Readiness{Ready: true}},
+		Renew: &api.Renewal{Token: term.Token, TTLMS: 60_000, Attempt: store.NewAttempt(), Known: []store.Attempt{attempt}},
+	}
+	relayed := beat
+	relayed.Seq, relayed.Renew = 2, nil
+	spec := fleet.Spec{ID: "w1", Command: []string{"sleep", "9"}, Movable: true, Env: map[string]string{"A": "b"}, Request: fleet.Request{Resources: fleet.Resources{"memory_mb": 10}}}
+	attempt = store.NewAttempt()
 	lease := must[api.Record](b, "POST", "/v1/leases/acquire", api.NewAcquireRequest(store.Request{Name: "job/a", Holder: "h", TTL: store.MaxTTL, Attempt: attempt}))
 	other := store.NewAttempt()
 	for _, r := range []struct {
@@ -71,7 +80,7 @@ func TestDocument(t *testing.T) {
 		body     any
 		status   int // 0 is 200
 	}{
-		{op: "POST /v1/beat", body: n1.beat},
+		{op: "POST /v1/beat", body: beat},
 		{op: "POST /v1/beats", body: api.Beats{Beats: []api.Beat{relayed, {Node: "no/name"}}}},
 		{op: "POST /v1/beat", body: api.Beat{Node: "no/name"}, status: 400},
 		{op: "GET /v1/nodes"},
@@ -84,8 +93,8 @@ func TestDocument(t *testing.T) {
 		{op: "GET /v1/work", path: "/v1/work?limit=10"},
 		{op: "GET /v1/work/{id}", path: "/v1/work/w1"},
 		{op: "GET /v1/work/{id}/owner", path: "/v1/work/w1/owner"},
-		{op: "POST /v1/work/{id}/progress", path: "/v1/work/w1/progress", body: api.ProgressRequest{Token: 1, Lease: n1.token, Node: "n1", Marker: "m"}},
-		{op: "POST /v1/work/{id}/progress", path: "/v1/work/w1/progress", body: api.ProgressRequest{Token: 7, Lease: n1.token, Node: "n1", Marker: "m"}},
+		{op: "POST /v1/work/{id}/progress", path: "/v1/work/w1/progress", body: api.ProgressRequest{Token: 1, Lease: term.Token, Node: "n1", Marker: "m"}},
+		{op: "POST /v1/work/{id}/progress", path: "/v1/work/w1/progress", body: api.ProgressRequest{Token: 7, Lease: term.Token, Node: "n1", Marker: "m"}},
 		{op: "GET /v1/why/work/{id}", path: "/v1/why/work/w1"},
 		{op: "POST /v1/nodes/{id}/cordon", path: "/v1/nodes/n1/cordon", body: api.CordonRequest{Actor: "ann", Reason: "look"}},
 		{op: "POST /v1/nodes/{id}/drain", path: "/v1/nodes/n1/drain", body: api.DrainRequest{Actor: "ann", Reason: "disk", DeadlineMS: 1000}},
