@@ -313,8 +313,8 @@ func TestKeeperBusyFile(t *testing.T) {
 	start := func(t *testing.T) (held *tenure.Term, told *events, st store.Store, stranger *child) {
 		path := filepath.Join(t.TempDir(), "tenure.db")
 		st = migrated(t, path, sqlite.Config{})
-		stranger = startChild(t, path, "lock")
 		held, told = holding(t, st, tenure.Config{TTL: ttl, Interval: ttl / 10})
+		stranger = startChild(t, path, "lock") // not before: it would not let the lease be acquired
 		stranger.expect("locked")
 		return held, told, st, stranger
 	}
