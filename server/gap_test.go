@@ -184,6 +184,7 @@ func TestGapOfSQLite(t *testing.T) {
 func TestGapOfTheClock(t *testing.T) {
 	t.Parallel()
 	cfg, _ := gapped()
+	cfg.ReconcilerTTL = cfg.NodeTTL // it learns late that its own term is over
 	d := newServer(t, pgtest.Options{StepClock: true})
 	b := d.replica(cfg)
 	gap(t, b, false, func(_ []*agent, length time.Duration) {

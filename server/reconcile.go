@@ -23,7 +23,8 @@ import (
 type reconciler struct {
 	*Server
 	fence  registry.Fence
-	began  time.Duration // on the boot clock
+	began  time.Duration // of what it relies on, on the boot clock: its term, or a step of the database's clock
+	clock  time.Duration // the database's clock less the boot clock; 0 until it was read
 	brake  *fleet.Brake  // nil until that of the reconciler before was read
 	ahead  time.Duration // of the database's clock, for the instants of the brake
 	bucket fleet.Bucket
@@ -118,6 +119,18 @@ func (s *Server) health() fleet.Health {
 	return fleet.Health{OK: true}
 }
 
+// watchClock notes when the database's clock steps by more than an interval: less
+// ends no term of a node that renews.
+func (r *reconciler) watchClock(now time.Time) {
+	boot := clock.Now().Boot
+	ahead := time.Duration(now.UnixNano()) - boot
+	if step := ahead - r.clock; r.clock != 0 && step.Abs() > r.cfg.Interval {
+		r.log.Warn("clock of the database stepped", "by_ms", step.Milliseconds())
+		r.began = boot
+	}
+	r.clock = ahead
+}
+
 // restoreBrake goes on with the brake of the reconciler before this one.
 func (r *reconciler) restoreBrake(kept registry.Brake) error {
 	states, err := brakeStates(kept)
@@ -141,6 +154,7 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 	if err != nil {
 		return err
 	}
+	r.watchClock(kept.Now)
 	if r.brake == nil {
 		if err := r.restoreBrake(kept); err != nil {
 			return err
@@ -247,8 +261,9 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 	for i := range nodes {
 		byID[nodes[i].ID] = &nodes[i]
 	}
-	// A new term may follow on an outage of the store, in which nobody could renew:
-	// agents that live get the time to win their leases back.
+	// A new term may follow on an outage of the store, in which nobody could renew,
+	// and a step of the database's clock ends terms before their time: agents that
+	// live get the time to win their leases back.
 	_, observing := r.Observing()
 	observing = observing || clock.Now().Boot-r.began <= r.cfg.suspect()
 	var events []fleet.Event

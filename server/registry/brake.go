@@ -12,6 +12,7 @@ type Brake struct {
 	State  json.RawMessage // nil: none was saved
 	Saved  time.Time
 	Orders []BrakeOrder // in order of Seq
+	Now    time.Time    // by the database's clock, when this was read
 }
 
 // BrakeOrder is an operator's word on the brake of one domain.
@@ -29,6 +30,7 @@ func (r *Registry) Brake(ctx context.Context) (Brake, error) {
 	err := r.read(ctx, "read the brake", func(t *tx) error {
 		var state string
 		var saved int64
+		b.Now = instant(t.wall)
 		if err := t.row("SELECT brake, brake_us FROM {s}fleet_single").Scan(&state, &saved); err != nil {
 			return err
 		}
