@@ -201,17 +201,16 @@ func TestFinishedAndTakenAtOnce(t *testing.T) {
 		size := sized(40, 1000)
 		facts := fleet.Facts{Capacity: fleet.Resources{"slots": int64(size)}}
 		n1 := b.newAgent("n1", "i1", facts)
+		n1.patience = 1 << 30
+		n1.start()
 		for i := range size {
 			b.give(fmt.Sprintf("w%04d", i), "n1")
 		}
 		for range 8 {
 			b.enter(fmt.Sprintf("n%d", 2+len(b.Nodes())), facts)
 		}
-		eventually(t, "observed", func() bool {
-			_, _ = n1.beat(t.Context())
-			_, short := b.Observing()
-			return !short
-		})
+		b.observed()
+		n1.stop()
 		ended := make([]registry.Verdict, size)
 		var all sync.WaitGroup
 		d.lapse(t, fleet.LeaseName("n1"))
