@@ -54,7 +54,7 @@ func CheckMark(token Token, names ...string) error {
 	}
 	for _, name := range names {
 		ok := len(name) > 0 && len(name) <= MaxResource
-		for i := 0; i < len(name); i++ {
+		for i := range len(name) {
 			ok = ok && name[i] > ' ' && name[i] < 0x7f
 		}
 		if !ok {

@@ -140,11 +140,11 @@ const envBroken = "TENURE_FENCETEST_BROKEN"
 
 // TestBroken is the suite over one mistake, in a process of TestSuiteBites.
 func TestBroken(t *testing.T) {
-	make := broken[os.Getenv(envBroken)]
-	if make == nil {
+	breakIt := broken[os.Getenv(envBroken)]
+	if breakIt == nil {
 		t.Skip("for TestSuiteBites")
 	}
-	fencetest.Run(t, func(*testing.T) fencetest.Harness { return fencetest.Harness{Marks: make(fencetest.NewMemory())} })
+	fencetest.Run(t, func(*testing.T) fencetest.Harness { return fencetest.Harness{Marks: breakIt(fencetest.NewMemory())} })
 }
 
 // TestSuiteBites shows the suite each mistake.

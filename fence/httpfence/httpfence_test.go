@@ -65,7 +65,7 @@ func post(t *testing.T, c *http.Client, url, body string) (*http.Response, strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close()
+	defer resp.Body.Close() // the answer is returned without it
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestTokens(t *testing.T) {
 	tokens := []fence.Token{1, 2, 1<<53 - 1, 1 << 53, 1<<53 + 1, 1<<63 - 2, 1<<63 - 1}
 	s := serve(t, fencetest.NewMemory(), httpfence.Config{})
 	for i, token := range tokens {
-		resp, body := post(t, client(s, "invoices", token), s.URL, "good")
+		resp, body := post(t, client(s, "invoices", token), s.URL, "good") //nolint:bodyclose // post did
 		if want := "invoices " + token.String() + " true"; resp.StatusCode != http.StatusOK || body != want || httpfence.Stale(resp) != nil {
 			t.Fatalf("token %s: got %s %q, want %q", token, resp.Status, body, want)
 		}
@@ -90,7 +90,7 @@ func TestTokens(t *testing.T) {
 		}
 		for range 2 {
 			old := tokens[i-1]
-			resp, body := post(t, client(s, "invoices", old), s.URL, "stale")
+			resp, body := post(t, client(s, "invoices", old), s.URL, "stale") //nolint:bodyclose // post did
 			var stale *fence.StaleError
 			if err := httpfence.Stale(resp); !errors.As(err, &stale) || *stale != (fence.StaleError{Resource: "invoices", Token: old, Current: token}) {
 				t.Errorf("token %s: got %v", old, err)
@@ -174,8 +174,8 @@ func (failing) Raise(context.Context, string, fence.Token) (fence.Token, error) 
 func TestMarksFail(t *testing.T) {
 	t.Parallel()
 	s := serve(t, failing{}, httpfence.Config{})
-	resp, body := post(t, client(s, "a", 1), s.URL, "x")
-	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, httpfence.CodeUnavailable) || strings.Contains(body, "secret") || len(s.seen()) != 0 {
+	resp, body := post(t, client(s, "a", 1), s.URL, "x") //nolint:bodyclose // post did
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, httpfence.CodeUnavailable) || strings.Contains(body, "secret") || len(s.seen()) != 0 {
 		t.Errorf("got %s %s, the handler was given %q", resp.Status, body, s.seen())
 	}
 }
@@ -211,7 +211,7 @@ func TestTransport(t *testing.T) {
 		fence.ErrMark:        {Resource: "a b", TokenFunc: func() (fence.Token, bool) { return 5, true }},
 	} {
 		body := &closing{Reader: strings.NewReader("x")}
-		req, _ := http.NewRequest("POST", s.URL, body)
+		req, _ := http.NewRequest(http.MethodPost, s.URL, body)
 		if _, err := tr.RoundTrip(req); !errors.Is(err, want) { //nolint:bodyclose // there is no answer
 			t.Errorf("got %v, want %v", err, want)
 		}
@@ -219,7 +219,7 @@ func TestTransport(t *testing.T) {
 			t.Error("the body was left open")
 		}
 	}
-	req, _ := http.NewRequest("POST", s.URL, strings.NewReader("x"))
+	req, _ := http.NewRequest(http.MethodPost, s.URL, strings.NewReader("x"))
 	req.Header.Set(httpfence.TokenHeader, "1") // of an earlier hop
 	resp, err := client(s, "a", 7).Transport.RoundTrip(req)
 	if err != nil {
