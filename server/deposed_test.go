@@ -46,7 +46,7 @@ func dump(t testing.TB, db *sql.DB) []string {
 	t.Helper()
 	var all []string
 	for _, table := range []string{"fleet_node", "fleet_work", "fleet_event", "fleet_takeover", "fleet_brake_order", "fleet_single"} {
-		rows, err := db.QueryContext(t.Context(), "SELECT * FROM "+table) //nolint:gosec // a constant
+		rows, err := db.QueryContext(t.Context(), "SELECT * FROM "+table)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -71,7 +71,9 @@ func TestStaleNegative(t *testing.T) {
 		for round := range rounds {
 			joins, asked := beds[round%2], beds[(round+1)%2]
 			a := joins.newAgent(fmt.Sprintf("h%04d", round), "i1", fleet.Facts{Capacity: fleet.Resources{"slots": int64(slots)}})
-			a.every = cfg.Interval * []time.Duration{1, 2}[round%2] // every other one renews late
+			if round%2 == 1 {
+				a.every *= 2 // it renews late
+			}
 			a.start()
 			var all sync.WaitGroup
 			ids := make([]string, slots)
