@@ -129,6 +129,7 @@ var allParts = []part{
 	{id: "b4", measure: (*bench).releases},
 	{id: "b5", measure: (*bench).takeovers},
 	{id: "b6", measure: (*bench).mayAct},
+	{id: "fence", measure: (*bench).guards},
 	{id: "fleet", measure: (*bench).controlPlane},
 	{id: "b2", measure: (*bench).holders, together: true},
 	{id: "b3", measure: (*bench).waiters, together: true},
@@ -144,7 +145,7 @@ func choose(only string) ([]part, error) {
 	var parts []part
 	for id := range strings.SplitSeq(strings.ToLower(only), ",") {
 		if !slices.ContainsFunc(allParts, func(p part) bool { return p.id == id }) {
-			return nil, fmt.Errorf("-only: no part %q; there are b1 to b6 and fleet", id)
+			return nil, fmt.Errorf("-only: no part %q; there are b1 to b6, fence and fleet", id)
 		}
 	}
 	for _, p := range allParts {
