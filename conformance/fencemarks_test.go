@@ -225,11 +225,11 @@ func TestSQLMarksArguments(t *testing.T) {
 	if _, err := sqlfence.New(nil, "mysql"); err == nil || !strings.Contains(err.Error(), `"mysql"`) {
 		t.Errorf("a dialect that it does not know: got %v", err)
 	}
-	for _, at := range []sqlfence.Column{
+	for _, at := range [][3]string{
 		{}, {"t", "", "c"}, {"t", "k", ""}, {`t"`, "k", "c"}, {"t", "k;", "c"}, {"t", "k", "1c"}, {"s..t", "k", "c"}, {".t", "k", "c"}, {"t", "k.k", "c"},
 	} {
-		if _, err := sqlfence.NewColumn(nil, sqlfence.Postgres, at); err == nil {
-			t.Errorf("%+v was accepted", at)
+		if _, err := sqlfence.NewColumn(nil, sqlfence.Postgres, sqlfence.Column{Table: at[0], Key: at[1], Token: at[2]}); err == nil {
+			t.Errorf("%q was accepted", at)
 		}
 	}
 }

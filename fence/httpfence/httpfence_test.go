@@ -282,7 +282,8 @@ func TestOlderHandlerEndsFirst(t *testing.T) {
 	go func() { next <- send(ctx, "6") }()
 	select {
 	case got := <-next:
-		t.Errorf("the newer term did not wait: %d", got)
+		close(let)
+		t.Fatalf("the newer term did not wait: %d", got)
 	case <-time.After(20 * time.Millisecond):
 	}
 	close(let)
@@ -340,7 +341,8 @@ func TestAcceptedAndOvertaken(t *testing.T) {
 	}
 	select {
 	case got := <-next:
-		t.Errorf("the newer term did not wait for the older request: %d", got)
+		close(marks.let)
+		t.Fatalf("the newer term did not wait for the older request: %d", got)
 	case <-time.After(20 * time.Millisecond):
 	}
 	close(marks.let)
