@@ -41,8 +41,9 @@ type Config struct {
 	// It is the age of a positive answer from the cache; negatives are read anew.
 	Refresh time.Duration
 	// Takeover says when work may be taken from a node whose lease is over. Its
-	// Wait is Interval − Reconcile, so that a restarted agent of the same node
-	// wins its lease first and the takeover still begins within NodeTTL + Interval.
+	// Wait is what Interval leaves of Reconcile and of the time in which a lapse is
+	// seen, so that a restarted agent of the same node wins its lease first and the
+	// takeover still begins within NodeTTL + Interval.
 	Takeover fleet.TakeoverRules
 	// Flap says when a node that lost its lease again and again gets no new work.
 	// Default fleet.NodeFlapRule.
@@ -68,7 +69,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.ReconcilerTTL = cmp.Or(c.ReconcilerTTL, 3*c.Reconcile)
 	c.Window = cmp.Or(c.Window, 20*time.Millisecond)
 	c.Refresh = cmp.Or(c.Refresh, min(time.Second, c.Interval/2))
-	c.Takeover.Wait = max(c.Interval-c.Reconcile, time.Millisecond)
+	c.Takeover.Wait = max(c.Interval-c.Reconcile-c.tick()-c.Window, time.Millisecond)
 	c.Takeover = c.Takeover.Filled()
 	c.Flap = cmp.Or(c.Flap, fleet.NodeFlapRule())
 	c.Retention = cmp.Or(c.Retention, registry.Retention{Events: 30 * 24 * time.Hour, MaxEvents: 1_000_000, Ended: 7 * 24 * time.Hour, Removed: 24 * time.Hour})
@@ -109,6 +110,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Reconcile > c.ReconcilerTTL {
 		bad("reconcile %s is more than the reconciler's TTL %s", c.Reconcile, c.ReconcilerTTL)
+	}
+	if c.Refresh > c.NodeTTL/2 {
+		bad("refresh %s is more than half of the node TTL %s: a replica that has not read the registry for a TTL answers nothing", c.Refresh, c.NodeTTL)
 	}
 	if c.Window > c.Interval/4 {
 		bad("window %s is more than a quarter of the interval %s: renewals would be late by it", c.Window, c.Interval)

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -232,4 +234,26 @@ func TestRestartSuspectsNobody(t *testing.T) {
 	eventually(t, "who stays away is suspect, and its work moves", func() bool {
 		return b.show("n1").Liveness == fleet.Suspect && b.work("movable").Owner == "n2"
 	})
+}
+
+// TestFileRemoved: the database's file is removed under a replica, which must not
+// accept what would be lost, nor say that it is well.
+func TestFileRemoved(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, registry.SQLite)
+	b := d.replica(quick())
+	defer b.join("n1").beating()()
+	b.submit("w", false, "n1")
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(d.at + suffix); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	if v, err := b.reg.Stop(t.Context(), "w", registry.Order{Actor: "test", Reason: "test"}); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("stop: got %+v, %v; want that the store cannot be used", v, err)
+	}
+	if w, err := b.Submit(t.Context(), fleet.Spec{ID: "late", Command: []string{"true"}}, "test", true); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("submit: got %+v, %v; want that the store cannot be used", w, err)
+	}
+	eventually(t, "not ready", func() bool { return b.Ready() != nil })
 }

@@ -88,7 +88,7 @@ func (d *database) open() (store.Store, *registry.Registry) {
 		t.Cleanup(func() { st.Close() })
 		host, err := sqlite.ThisHost()
 		check(err)
-		reg, err := registry.New(db, registry.Config{Dialect: d.kind, Clock: registry.Clock{Domain: host.Domain, Boot: host.Boot, Wall: host.Wall}})
+		reg, err := registry.New(db, registry.Config{Dialect: d.kind, Clock: registry.Clock{Domain: host.Domain, Boot: host.Boot, Wall: host.Wall}, Lost: st.Lost})
 		check(err)
 		d.sql = db
 		return st, reg

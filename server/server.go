@@ -34,8 +34,9 @@ type Server struct {
 	counts  counts
 
 	loaded    atomic.Bool
-	refreshed atomic.Int64 // boot clock of the last complete refresh, ns
-	skew      atomic.Int64 // the database's clock less this host's, ns
+	failing   atomic.Pointer[error] // of the last refresh; nil if it went well
+	refreshed atomic.Int64          // boot clock of the last complete refresh, ns
+	skew      atomic.Int64          // the database's clock less this host's, ns
 	brakes    atomic.Pointer[[]fleet.BrakeState]
 	active    atomic.Bool // this replica reconciles
 	cursor    registry.Cursor
@@ -77,6 +78,9 @@ func (s *Server) Config() Config { return s.cfg }
 func (s *Server) Ready() error {
 	if !s.loaded.Load() {
 		return errors.New("the registry has not been read yet")
+	}
+	if err := s.failing.Load(); err != nil && errors.Is(*err, store.ErrUnavailable) && s.refreshAge() > 2*s.cfg.Refresh {
+		return fmt.Errorf("the registry cannot be read: %w", *err)
 	}
 	if age := s.refreshAge(); age > s.cfg.NodeTTL {
 		return fmt.Errorf("the registry was last read %s ago", age.Round(time.Second))
@@ -124,12 +128,19 @@ func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f fu
 
 // refreshLoop reads what changed in the registry.
 func (s *Server) refreshLoop(ctx context.Context) {
-	var failing bool
 	every(ctx, s.cfg.Refresh, s.wake, func(ctx context.Context) {
 		err := s.refresh(ctx)
-		if ctx.Err() == nil && (err != nil) != failing {
-			failing = err != nil
-			s.log.Warn("registry read", "failing", failing, "err", err)
+		if ctx.Err() != nil {
+			return
+		}
+		was := s.failing.Load()
+		if err == nil {
+			s.failing.Store(nil)
+		} else {
+			s.failing.Store(&err)
+		}
+		if (err != nil) != (was != nil) {
+			s.log.Warn("registry read", "failing", err != nil, "err", err)
 		}
 	})
 }
@@ -287,7 +298,11 @@ func (s *Server) watchLoop(ctx context.Context) {
 			n.mu.Lock()
 			was := n.liveness
 			if (asked || n.detector.State(at) == detect.Alive) && n.judge(at) {
-				s.log.Info("liveness", "node", n.id, "was", was, "is", n.liveness)
+				level := slog.LevelDebug // lateness comes and goes
+				if was == fleet.Suspect || n.liveness == fleet.Suspect {
+					level = slog.LevelInfo
+				}
+				s.log.Log(ctx, level, "liveness", "node", n.id, "was", was, "is", n.liveness)
 			}
 			n.mu.Unlock()
 		}

@@ -22,7 +22,7 @@ import (
 // lookup says "lapsed" or "no owner" of what the database's history shows as owned.
 func TestStaleNegative(t *testing.T) {
 	both(t, func(t *testing.T, kind registry.Dialect) {
-		cfg := Config{Interval: 2 * time.Second, NodeTTL: 10 * time.Second, Refresh: time.Hour}
+		cfg := Config{Interval: 2 * time.Second, NodeTTL: 10 * time.Second, Refresh: 5 * time.Second} // the longest that is allowed
 		d := newDatabase(t, kind)
 		beds := []*bed{d.replica(cfg), d.replica(cfg)}
 		rounds, slots := sized(15, 500), 20
@@ -155,7 +155,7 @@ func (d *database) wasOver(t testing.TB, b *bed, work string, from, to time.Time
 // places: 100 get one, the others are refused, and no host has more than it can.
 func TestConcurrentPlacements(t *testing.T) {
 	both(t, func(t *testing.T, kind registry.Dialect) {
-		cfg := Config{Interval: 2 * time.Second, NodeTTL: 20 * time.Second, Refresh: time.Hour}
+		cfg := Config{Interval: 2 * time.Second, NodeTTL: 20 * time.Second, Refresh: 10 * time.Second}
 		d := newDatabase(t, kind)
 		beds := []*bed{d.replica(cfg), d.replica(cfg)}
 		beds[0].crowd("h", 10, func(int) fleet.Facts { return fleet.Facts{Capacity: fleet.Resources{"slots": 10}} })

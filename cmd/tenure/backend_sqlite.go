@@ -28,7 +28,7 @@ func (b *sqliteBackend) Fleet() (*registry.Registry, error) {
 		return nil, err
 	}
 	return registry.New(b.db, registry.Config{
-		Dialect: registry.SQLite, Clock: registry.Clock{Domain: host.Domain, Boot: host.Boot, Wall: host.Wall},
+		Dialect: registry.SQLite, Clock: registry.Clock{Domain: host.Domain, Boot: host.Boot, Wall: host.Wall}, Lost: b.Lost,
 	})
 }
 

@@ -72,6 +72,9 @@ type Config struct {
 	Schema string
 	// Clock is required for SQLite, and must be that of the lease store.
 	Clock Clock
+	// Lost is the lease store's on SQLite: it answers an error once the file was
+	// removed or replaced, and then so does every operation. Nil never does.
+	Lost func() error
 }
 
 // Registry is a fleet's registry. It is safe for concurrent use, by several
@@ -84,6 +87,7 @@ type Registry struct {
 	db     *sql.DB
 	domain string
 	clock  func() (wall, boot int64)
+	lost   func() error  // SQLite; nil if nobody can tell
 	turn   chan struct{} // holds a value while a write of this process is under way; SQLite
 
 	mu       sync.Mutex
@@ -111,7 +115,7 @@ func New(db *sql.DB, cfg Config) (*Registry, error) {
 		if c.Domain == "" || c.Boot == nil || c.Wall == nil {
 			return nil, &store.InvalidError{Field: "clock", Value: c.Domain, Rule: "that of the lease store's Host"}
 		}
-		r.dialect, r.domain = newDialect(SQLite, ""), c.Domain
+		r.dialect, r.domain, r.lost = newDialect(SQLite, ""), c.Domain, cfg.Lost
 		origin := c.Wall().UTC().Round(0).Add(-c.Boot())
 		r.clock = func() (wall, boot int64) {
 			at := c.Boot()

@@ -61,7 +61,13 @@ func (r *Registry) transact(ctx context.Context, doing string, m mode, run func(
 		t.discard()
 		return r.failure(doing, err)
 	}
-	commit, err := run(t)
+	var commit bool
+	if r.lost != nil {
+		err = r.lost()
+	}
+	if err == nil {
+		commit, err = run(t)
+	}
 	if err != nil || !commit {
 		t.discard()
 		if err != nil {

@@ -291,7 +291,7 @@ func (r *Registry) Move(ctx context.Context, f Fence, work string, o Order) (Ver
 		case !w.State.Owned(), w.State == fleet.Stopping && !w.Moving:
 			return refused(fleet.CodeWrongState, "work item %q is %s", work, w.State), nil
 		case !w.Movable:
-			return refused(fleet.CodeHostGone, "work item %q is pinned to node %q", work, w.Owner), nil
+			return refused(fleet.CodeWrongState, "work item %q is pinned to node %q: only what was submitted as movable moves", work, w.Owner), nil
 		case w.State == fleet.Stopping:
 			return Verdict{}, nil
 		}

@@ -317,7 +317,7 @@ func TestStopAndMove(t *testing.T) {
 		b.is("pending", fleet.Stopped, "", 0)
 
 		b.run("pinned", "n1", l1, false)
-		move(fleet.CodeHostGone, "pinned")
+		move(fleet.CodeWrongState, "pinned")
 		before, _, err := b.Orders(b.ctx, "n1")
 		must(t, err)
 		stop("", "pinned")

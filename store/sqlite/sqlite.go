@@ -106,6 +106,17 @@ func databaseFile(db *sql.DB) (string, error) {
 	return path.String, nil
 }
 
+// Lost returns nil while the file at Path is the one that the store was made on,
+// and otherwise an error matching store.ErrUnavailable, ever after: what is written
+// to a file that was removed or replaced is lost. Whoever keeps tables of his own in
+// the file asks in each transaction, after it has begun.
+func (s *Store) Lost() error {
+	if s.file.lost() {
+		return fmt.Errorf("sqlite: %w", errGoneRead)
+	}
+	return nil
+}
+
 // Close ends all watches and gives the write connection back. Writes that wait
 // for the file answer an error matching store.ErrUnavailable. It leaves db open.
 func (s *Store) Close() error {
