@@ -51,6 +51,7 @@ type Agent struct {
 	running     atomic.Bool
 
 	term      atomic.Pointer[tenure.Term] // nil unless one is held
+	won       atomic.Bool                 // a term, at any time
 	duplicate atomic.Bool
 	fenced    atomic.Pointer[ReplacedError]
 	end       context.CancelCauseFunc // of Run

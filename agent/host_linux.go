@@ -27,14 +27,14 @@ func namespace() string {
 }
 
 // processStart returns when the process with this pid was started, in clock ticks
-// since boot; false if there is none.
+// since boot; false if there is none, or one that only waits to be reaped.
 func processStart(pid int) (ticks uint64, ok bool) {
 	line, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0, false
 	}
 	fields := strings.Fields(string(line[bytes.LastIndexByte(line, ')')+1:])) // from field 3
-	if len(fields) < 20 {
+	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
 		return 0, false
 	}
 	ticks, err = strconv.ParseUint(fields[19], 10, 64)

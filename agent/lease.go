@@ -24,6 +24,7 @@ type leaseStore struct {
 func (s *leaseStore) Acquire(ctx context.Context, req store.Request) (store.Record, error) {
 	rec, err := s.Store.Acquire(ctx, req)
 	if err == nil {
+		s.a.won.Store(true)
 		s.a.saver.term(savedAttempts{req.Name, rec.Token, req.TTL, []store.Attempt{req.Attempt}})
 	}
 	return rec, err
@@ -52,22 +53,26 @@ func (s *leaseStore) Renew(ctx context.Context, grants []store.Grant) ([]store.R
 // them grant, and the lease would be held again and again by nobody who may act.
 func (a *Agent) hold(ctx context.Context) error {
 	name := fleet.LeaseName(a.cfg.Node)
-	opts := []tenure.AcquireOption{
-		tenure.WithConfirm(a.confirmed),
-		tenure.WithMeta(map[string]string{"incarnation": a.incarnation}),
-	}
-	if left, ok := a.state.leftTerm(name); ok {
-		opts = append(opts, tenure.WithReplace(left))
-	}
 	for {
+		opts := []tenure.AcquireOption{
+			tenure.WithConfirm(a.confirmed),
+			tenure.WithMeta(map[string]string{"incarnation": a.incarnation}),
+		}
 		listening, stop := a.heart.listening(ctx)
+		if !a.won.Load() {
+			if left, ok := a.state.leftTerm(name); ok {
+				opts = append(opts, tenure.WithReplace(left))
+			} else {
+				listening = a.untilLeft(listening, name)
+			}
+		}
 		t, err := a.keeper.Acquire(listening, name, opts...)
 		deaf := listening.Err() != nil
 		stop()
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && deaf: // what may have been won was given back
+		case err != nil && deaf: // or a term can be replaced; what may have been won was given back
 			continue
 		case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnsupported):
 			return err
@@ -93,6 +98,31 @@ func (a *Agent) hold(ctx context.Context) error {
 		}
 		a.lost(t)
 	}
+}
+
+// untilLeft returns a context that ends with ctx, and once the term of a former
+// agent can be replaced that could not yet: its process may end any moment.
+func (a *Agent) untilLeft(ctx context.Context, name string) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		tick := time.NewTicker(min(time.Second, a.cfg.Interval/4))
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+			if _, ok := a.state.leftTerm(name); a.won.Load() {
+				<-ctx.Done() // what was read may be this agent's own
+				return
+			} else if ok {
+				return
+			}
+		}
+	}()
+	return ctx
 }
 
 // confirmed is called by the keeper after each request that extended the trust.
