@@ -13,6 +13,7 @@ PACKAGES = $$(go list -m -f '{{.Dir}}/...')
 TIMEOUT ?= 20m
 FUZZTIME ?= 20s
 TORTURE_TERMS ?= 100000
+FLEET_ROUNDS ?= 50
 
 .PHONY: help
 help: ## list the targets
@@ -25,19 +26,20 @@ build: ## build bin/tenure
 
 .PHONY: test
 test: ## run all tests, the short form of the torture test included (needs Postgres)
-	@tools/need go postgres faketime
+	@tools/need go postgres faketime psycopg2
 	go vet ./bench/... # has little to test; at least it compiles
 	go test -timeout $(TIMEOUT) $(PACKAGES)
 
 .PHONY: race
 race: ## run all tests with the race detector
-	@tools/need go cc postgres faketime
+	@tools/need go cc postgres faketime psycopg2
 	go test -race -timeout 40m $(PACKAGES)
 
 .PHONY: torture
-torture: ## run the long forms of the torture tests (TORTURE_TERMS=100000; TENURE_TORTURE_SEED repeats a run)
+torture: ## run the long forms of the torture tests (TORTURE_TERMS=100000, FLEET_ROUNDS=50; TENURE_TORTURE_SEED repeats a run)
 	@tools/need go postgres faketime
 	cd cmd/tenure && TENURE_LONG=1 go test -run TestNoChildOutlivesItsTerm -count 1 -v -timeout 1h .
+	cd conformance && TENURE_FLEET_SCALE=2 TENURE_FLEET_ROUNDS=$(FLEET_ROUNDS) TENURE_FLEET_BEDS=4 go test -run TestFleetLoss -parallel 4 -count 1 -v -timeout 2h .
 	cd conformance && TENURE_TORTURE_TERMS=$(TORTURE_TERMS) TENURE_CASE_ROUNDS=200 go test -run 'TestTorture|TestKeeper' -count 1 -v -timeout 24h .
 
 .PHONY: bench
