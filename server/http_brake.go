@@ -44,6 +44,7 @@ func (h *handler) brake(ctx context.Context, _ *struct{}) (*of[api.Brake], error
 	if err != nil {
 		return nil, err
 	}
+	shiftBrakes(states, -time.Duration(h.skew.Load()))
 	out := api.Brake{Domains: []api.BrakeState{}}
 	for i := range states {
 		b := wireBrakeState(&states[i])

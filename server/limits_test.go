@@ -302,6 +302,7 @@ func TestSlowBody(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%.20s: %v", head, err)
 		}
+		defer resp.Body.Close()
 		var p api.Problem
 		if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != http.StatusBadRequest || p.Code != "invalid" || p.Field != "body" {
 			t.Errorf("%.20s: got %d %+v %v, want 400", head, resp.StatusCode, p, err)

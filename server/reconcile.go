@@ -23,7 +23,7 @@ import (
 type reconciler struct {
 	*Server
 	fence  registry.Fence
-	began  time.Duration // of what it relies on, on the boot clock: its term, or a step of the database's clock
+	began  time.Duration // on the boot clock: its term, or what came after that and ended the terms of nodes that live
 	clock  time.Duration // the database's clock less the boot clock; 0 until it was read
 	brake  *fleet.Brake  // nil until that of the reconciler before was read
 	ahead  time.Duration // of the database's clock, for the instants of the brake
@@ -181,13 +181,16 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 		}
 	}
 	for _, b := range r.brake.Step(nodes, now, r.health()) {
+		if b.Let == fleet.LetRecovery && b.Code == fleet.CodeStaleHeartbeat {
+			r.began = clock.Now().Boot // they are heard again, and have yet to win their leases back
+		}
 		tell(b)
 	}
 	states := r.brake.States()
 	r.brakes.Store(&states)
-	states = slices.Clone(states)
-	shiftBrakes(states, r.ahead)
-	state, err := json.Marshal(states)
+	saved := slices.Clone(states)
+	shiftBrakes(saved, r.ahead)
+	state, err := json.Marshal(saved)
 	if err != nil {
 		return err
 	}
@@ -261,9 +264,9 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 	for i := range nodes {
 		byID[nodes[i].ID] = &nodes[i]
 	}
-	// A new term may follow on an outage of the store, in which nobody could renew,
-	// and a step of the database's clock ends terms before their time: agents that
-	// live get the time to win their leases back.
+	// A new term may follow on an outage of the store, in which nobody could renew; a
+	// step of the database's clock ends terms before their time; and those for whom a
+	// brake let go were cut off. Agents that live get the time to win their leases back.
 	_, observing := r.Observing()
 	observing = observing || clock.Now().Boot-r.began <= r.cfg.suspect()
 	var events []fleet.Event
