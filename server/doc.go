@@ -16,8 +16,9 @@
 //
 // A positive answer may be as old as Config.Refresh. A takeover starts at most
 // NodeTTL + Interval after its node died, as Config.Effective says, unless the
-// brake holds it, or the reconciler's term or the database's clock is new: then it
-// waits for one suspect timeout, in which nodes that live win their leases back.
+// brake holds it or has just let go by recovery, or the reconciler's term or the
+// database's clock is new: then it waits for one suspect timeout, in which nodes
+// that live win their leases back.
 //
 // # How
 //

@@ -236,6 +236,7 @@ func TestFinishedAndTakenAtOnce(t *testing.T) {
 		all.Go(func() {
 			eventually(t, "the first is taken", func() bool { return b.takeovers() > 0 })
 			n1.acquire(b)
+			n1.start()
 			for i := range ended {
 				all.Go(func() {
 					v, err := b.reg.Apply(t.Context(), []registry.Change{{Work: fmt.Sprintf("w%04d", i), Node: "n1", Token: 1, Lease: n1.token, State: fleet.Succeeded}})
