@@ -222,7 +222,48 @@ func signalled(f func(ctx context.Context, cmd *cobra.Command, args []string) er
 	}
 }
 
-// report prints err on one line and returns the exit code that it stands for.
+// exitNames are the codes, for programs, of errors that have none of package
+// store or of a server.
+var exitNames = map[int]string{
+	exitUsage:       string(store.CodeInvalid),
+	exitNotFound:    string(store.CodeNotFound),
+	exitUnavailable: string(store.CodeNoContact),
+	exitNotAcquired: string(store.CodeHeld),
+	exitPermission:  string(store.CodePermission),
+	exitConfig:      "config",
+	exitSlotDone:    string(store.CodeSlotDone),
+	exitLost:        "lost",
+	exitNoProgress:  "no_progress",
+	exitConflict:    string(fleet.CodeWrongState),
+	exitNoCapacity:  string(fleet.CodeNoCapacity),
+	exitReplaced:    string(fleet.CodeReplaced),
+	exitNotDrained:  "not_drained",
+	exitDemo:        "not_observed",
+	exitDamaged:     "damaged",
+}
+
+// reasonCode names the kind of an error for programs: the code of a server's refusal,
+// that of package store, or the name of the exit code.
+func reasonCode(coded *exitError) string {
+	if refusal, refused := errors.AsType[*api.Error](coded.err); refused {
+		return refusal.Code
+	}
+	if code := store.Classify(coded.err); codeExits[code] == coded.code {
+		return string(code)
+	}
+	return cmp.Or(exitNames[coded.code], "internal")
+}
+
+// errorJSON is what a failure prints on standard error with -o json.
+type errorJSON struct {
+	Error struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+// report prints err on one line, as JSON if the command was asked for that, and
+// returns the exit code that it stands for. A refusal of a server shows its code.
 func report(w io.Writer, cmd *cobra.Command, err error) int {
 	if err == nil {
 		return exitOK
@@ -235,6 +276,17 @@ func report(w io.Writer, cmd *cobra.Command, err error) int {
 		return coded.code
 	}
 	msg := plain(err.Error())
+	code := reasonCode(coded)
+	if f := cmd.Flags().Lookup("output"); f != nil && f.Value.String() == string(asJSON) {
+		var e errorJSON
+		e.Error.Code, e.Error.Message = code, msg
+		if printJSONLine(w, e) == nil {
+			return coded.code
+		}
+	}
+	if _, refused := errors.AsType[*api.Error](err); refused && !strings.HasSuffix(msg, "("+code+")") {
+		msg += " (" + code + ")"
+	}
 	switch {
 	case coded.code == exitUsage:
 		msg += fmt.Sprintf(" (see \"%s --help\")", cmp.Or(coded.see, cmd.CommandPath()))

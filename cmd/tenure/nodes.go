@@ -234,7 +234,10 @@ func newNodesRemove() *cobra.Command {
 		}
 		return use.ask(ctx, func(ctx context.Context, c *api.Client) error {
 			n, err := c.RemoveNode(ctx, args[0], m.Actor, m.Reason)
-			if err != nil {
+			switch {
+			case hasCode(err, fleet.CodeWrongState):
+				return &explained{msg: fmt.Sprintf("%s; empty it with: tenure nodes drain %s --move --wait --reason WHY, and end pinned work with: tenure work stop WORK --reason WHY", words(err.Error()), args[0]), err: err}
+			case err != nil:
 				return err
 			}
 			if *out == asJSON {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -234,12 +235,35 @@ func explainServer(servers []string, err error) error {
 		return asExit(&explained{msg: text, err: err})
 	case errors.Is(err, store.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		next = "; start one here with \"tenure up\", or name another with --server"
-		if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
-			next = "; name its authority with --ca"
+		if hint := securityHint(err, servers); hint != "" {
+			next = "; " + hint
 		}
 		return &exitError{code: exitUnavailable, err: &explained{msg: server + ": " + text + next, err: err}}
 	}
 	return asExit(&explained{msg: server + ": " + text + next, err: err})
+}
+
+// securityHint says what helps where a server answered, and TLS stood in the way;
+// "" where it is something else.
+func securityHint(err error, servers []string) string {
+	var record tls.RecordHeaderError
+	var name x509.HostnameError
+	var authority x509.UnknownAuthorityError
+	switch {
+	case errors.As(err, &authority):
+		return "name its authority with --ca"
+	case errors.As(err, &name):
+		names := slices.Clone(name.Certificate.DNSNames)
+		for _, ip := range name.Certificate.IPAddresses {
+			names = append(names, ip.String())
+		}
+		return fmt.Sprintf("its certificate is for %s: call it by that name, or make a certificate for %s", cmp.Or(strings.Join(names, ", "), "no name"), name.Host)
+	case errors.As(err, &record) && strings.HasPrefix(string(record.RecordHeader[:]), "HTTP/"), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+		return "it speaks without TLS: name it as " + strings.ReplaceAll(strings.Join(servers, ","), "tenures://", "tenure://")
+	case strings.Contains(err.Error(), `status 400, ""`): // Go's answer to plain HTTP where TLS is spoken
+		return "it seems to speak TLS: name it as " + strings.ReplaceAll(strings.Join(servers, ","), "tenure://", "tenures://")
+	}
+	return ""
 }
 
 // addMark gives a command the flags that say who wants something, and why.
