@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -63,6 +64,57 @@ func (f *durationFlag) String() string {
 }
 
 func (f *durationFlag) Type() string { return "duration" }
+
+// countFlag is a flag that holds a whole number within a range.
+type countFlag struct {
+	value       *int
+	least, most int
+}
+
+// addCount gives flags a whole number whose zero value means its default, with a
+// range that is shown in its usage.
+func addCount(flags *pflag.FlagSet, value *int, name string, least, most int, usage string) {
+	flags.Var(&countFlag{value, least, most}, name, fmt.Sprintf("%s, from %d to %d", usage, least, most))
+}
+
+func (f *countFlag) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < f.least || n > f.most {
+		return fmt.Errorf("must be a whole number from %d to %d", f.least, f.most)
+	}
+	*f.value = n
+	return nil
+}
+
+func (f *countFlag) String() string {
+	if f.value == nil || *f.value == 0 {
+		return ""
+	}
+	return strconv.Itoa(*f.value)
+}
+
+func (f *countFlag) Type() string { return "int" }
+
+// shareFlag is a flag that holds a share: above 0 and at most 1.
+type shareFlag struct{ value *float64 }
+
+func (f *shareFlag) Set(s string) error {
+	x, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(x > 0 && x <= 1) {
+		return errors.New("must be a number above 0 and at most 1")
+	}
+	*f.value = x
+	return nil
+}
+
+func (f *shareFlag) String() string {
+	if f.value == nil || *f.value == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(*f.value, 'g', -1, 64)
+}
+
+func (f *shareFlag) Type() string { return "float" }
 
 // shortDuration is Duration.String without trailing zero units: "24h", not "24h0m0s".
 func shortDuration(d time.Duration) string {

@@ -174,4 +174,6 @@ func left(d time.Duration) string {
 var (
 	_ pflag.Value = (*format)(nil)
 	_ pflag.Value = (*durationFlag)(nil)
+	_ pflag.Value = (*countFlag)(nil)
+	_ pflag.Value = (*shareFlag)(nil)
 )

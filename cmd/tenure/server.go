@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/server"
 	"github.com/tenurehq/tenure/server/registry"
 )
@@ -51,27 +53,30 @@ viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
 	}
 	flags, cfg := cmd.Flags(), &s.cfg
 	flags.SortFlags = false
-	const long = 366 * 24 * time.Hour
+	const (
+		long = 366 * 24 * time.Hour
+		many = 1000
+	)
 	flags.StringVar(&s.listen.Address, "listen", defaultListen, "address and port to listen on; port 0 takes a free one")
 	flags.StringVar(&cfg.Name, "name", "", "name of this replica in the ledger (default HOST/PID)")
 	flags.StringVar(&s.listen.CertFile, "tls-cert", "", "certificate of this server, in PEM")
 	flags.StringVar(&s.listen.KeyFile, "tls-key", "", "its key, in PEM")
 	flags.StringVar(&s.listen.TokenFile, "tokens-file", "", "file of credentials: lines of TOKEN ROLE [NODE]")
 	addDuration(flags, &cfg.Interval, "interval", 0, 50*time.Millisecond, time.Hour, "between two beats of a node (default 10s)")
-	flags.IntVar(&cfg.LateAfter, "late-after", 0, "missed beats until a node is late (default 1)")
-	flags.IntVar(&cfg.SuspectAfter, "suspect-after", 0, "missed beats until a node is suspect, and gets no new work (default 3)")
+	addCount(flags, &cfg.LateAfter, "late-after", 1, many, "missed beats until a node is late (default 1)")
+	addCount(flags, &cfg.SuspectAfter, "suspect-after", 2, many, "missed beats until a node is suspect, and gets no new work (default 3)")
 	addDuration(flags, &cfg.NodeTTL, "node-ttl", 0, 100*time.Millisecond, 24*time.Hour, "life of a node's lease; agents take it from here (default six intervals)")
 	addDuration(flags, &cfg.Reconcile, "reconcile", 0, 10*time.Millisecond, time.Hour, "between two looks of the reconciler (default half an interval, at most 5s)")
 	addDuration(flags, &cfg.ReconcilerTTL, "reconciler-ttl", 0, 100*time.Millisecond, 24*time.Hour, "life of the reconciler's own lease (default three times --reconcile)")
 	addDuration(flags, &cfg.Window, "window", 0, time.Millisecond, time.Minute, "for which the first renewal of a request waits for others (default 20ms)")
 	addDuration(flags, &cfg.Refresh, "refresh", 0, 10*time.Millisecond, time.Minute, "how often a replica reads what others changed (default half an interval, at most 1s)")
-	flags.IntVar(&cfg.Takeover.Rate.Burst, "takeover-burst", 0, "takeovers at once (default 50)")
+	addCount(flags, &cfg.Takeover.Rate.Burst, "takeover-burst", 1, 100_000, "takeovers at once (default 50)")
 	addDuration(flags, &cfg.Takeover.Rate.Every, "takeover-every", 0, time.Millisecond, time.Hour, "then one more each such time (default 100ms)")
-	flags.IntVar(&cfg.Flap.Times, "flap-times", 0, "losses of the lease within --flap-window that keep new work from a node")
-	addDuration(flags, &cfg.Flap.Window, "flap-window", 0, time.Second, long, "see --flap-times")
-	addDuration(flags, &cfg.Flap.Quiet, "flap-quiet", 0, time.Second, long, "quiet time until those losses are forgotten")
-	flags.Float64Var(&cfg.Brake.Share, "brake-share", 0, "share of a domain that has to fall silent at once for the brake (default 0.55)")
-	flags.IntVar(&cfg.Brake.Least, "brake-least", 0, "nodes that have to, at least (default 3)")
+	addCount(flags, &cfg.Flap.Times, "flap-times", 2, fleet.MaxFlaps, "losses of the lease within --flap-window that keep new work from a node (default 3)")
+	addDuration(flags, &cfg.Flap.Window, "flap-window", 0, time.Second, long, "see --flap-times (default 30m)")
+	addDuration(flags, &cfg.Flap.Quiet, "flap-quiet", 0, time.Second, long, "quiet time until those losses are forgotten (default 30m)")
+	flags.Var(&shareFlag{&cfg.Brake.Share}, "brake-share", "share of a domain that has to fall silent at once for the brake, above 0 and at most 1 (default 0.55)")
+	addCount(flags, &cfg.Brake.Least, "brake-least", 3, 100_000, "nodes that have to, at least (default 3)")
 	addDuration(flags, &cfg.Brake.Window, "brake-window", 0, time.Second/10, long, "within which is at once (default the time until suspicion)")
 	addDuration(flags, &cfg.Brake.Known, "brake-known", 0, time.Second, long, "for which a silent node counts in its domain (default 1h)")
 	addDuration(flags, &cfg.Brake.Release, "brake-release", 0, time.Second, long, "of the server's proven health until the brake lets go (default 10m)")
@@ -93,6 +98,7 @@ viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
 		if err := s.readProbes(); err != nil {
 			return err
 		}
+		s.complete()
 		level := slog.LevelInfo
 		if s.quiet {
 			level = slog.LevelWarn
@@ -109,6 +115,29 @@ viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
 		return p.serve(ctx)
 	})
 	return cmd
+}
+
+// complete fills in the rest of a rule of which a part was given; a rule of which
+// nothing was given has its default as a whole.
+func (s *serverSettings) complete() {
+	if f, def := &s.cfg.Flap, fleet.NodeFlapRule(); *f != (fleet.FlapRule{}) {
+		*f = fleet.FlapRule{Times: cmp.Or(f.Times, def.Times), Window: cmp.Or(f.Window, def.Window), Quiet: cmp.Or(f.Quiet, def.Quiet)}
+	}
+	if r, def := &s.cfg.Takeover.Rate, (fleet.TakeoverRules{}).Filled().Rate; *r != (fleet.Rate{}) {
+		*r = fleet.Rate{Burst: cmp.Or(r.Burst, def.Burst), Every: cmp.Or(r.Every, def.Every)}
+	}
+}
+
+// checkAddress checks what --listen says before anything is opened.
+func checkAddress(ctx context.Context, address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil // which server.Listen refuses
+	}
+	if _, err := net.DefaultResolver.LookupPort(ctx, "tcp", port); err != nil {
+		return failf(exitUsage, "--listen %q: the port must be a number from 0 to 65535", address)
+	}
+	return nil
 }
 
 // readProbes takes the probes from their flags.
@@ -141,6 +170,9 @@ type plane struct {
 // openPlane opens the database and the listener. It makes the tables of the
 // default SQLite file only.
 func openPlane(ctx context.Context, loc location, s *serverSettings, sources map[string]string) (*plane, error) {
+	if err := checkAddress(ctx, s.listen.Address); err != nil {
+		return nil, err
+	}
 	opening, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	st, reg, closeDB, err := openFleet(opening, loc)

@@ -26,7 +26,7 @@ const (
 
 // notSettings are flags that neither the environment nor a file gives, or that
 // have rules of their own for it.
-var notSettings = map[string]bool{"help": true, "store": true, "config": true}
+var notSettings = map[string]bool{"help": true, "config": true}
 
 // addSettings lets the flags of a command come from the environment and a file.
 func addSettings(cmd *cobra.Command) {
@@ -76,6 +76,17 @@ func readSettings(cmd *cobra.Command) (map[string]string, error) {
 			sources[f.Name] = fromFile
 		}
 	})
+	if values, filed := file["store"]; filed && cmd.Name() == "server" { // the one flag of the root that is a setting
+		delete(file, "store")
+		if _, set := os.LookupEnv("TENURE_STORE"); !set && !cmd.Flags().Changed("store") {
+			if len(values) != 1 {
+				return nil, failf(exitUsage, "%s: key \"store\": must be one store", path)
+			}
+			if err := cmd.Flags().Set("store", values[0]); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if len(errs) == 0 && len(file) > 0 {
 		return nil, failf(exitUsage, "%s: no such setting: %q; \"%s --help\" has their names", path, slices.Sorted(maps.Keys(file)), cmd.CommandPath())
 	}
@@ -102,7 +113,10 @@ func readSettingsFile(path string) (map[string][]string, error) {
 	}
 	var doc map[string]any
 	if err := yaml.Unmarshal(text, &doc); err != nil {
-		return nil, failf(exitUsage, "config %s: %w", path, err)
+		if _, shape := errors.AsType[*yaml.TypeError](err); shape {
+			return nil, failf(exitUsage, "config %s: must be settings by name, each once, one a line, such as interval: 5s", path)
+		}
+		return nil, failf(exitUsage, "config %s: not YAML or JSON: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	all := map[string][]string{}
 	for key, value := range doc {

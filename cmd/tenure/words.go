@@ -10,6 +10,9 @@ var (
 	// only runs it.
 	origin = regexp.MustCompile(`(^|: )(?:(?:tenure|acquire|store|sqlite|postgres|api|server|agent|fleet|registry|minder|publish|fence): )+`)
 
+	// numberError is what package strconv says.
+	numberError = regexp.MustCompile(`strconv\.\w+: parsing "(?:\\.|[^"\\])*": (?:invalid syntax|value out of range)`)
+
 	// A password in a URL reaches up to the last @ of the word or, in a quoted
 	// argument, which may hold spaces and may have been cut short, up to the @ or
 	// the cut.
@@ -20,7 +23,20 @@ var (
 
 // words makes of an error's text what people read: one line, without the parts
 // that only say where in the program it arose, and without passwords.
-func words(s string) string { return origin.ReplaceAllString(redact(oneLine(s)), "$1") }
+func words(s string) string {
+	s = numberError.ReplaceAllStringFunc(redact(oneLine(s)), func(m string) string {
+		switch {
+		case strings.HasSuffix(m, "out of range"):
+			return "is out of range"
+		case strings.HasPrefix(m, "strconv.ParseBool"):
+			return "must be true or false"
+		case strings.HasPrefix(m, "strconv.ParseFloat"):
+			return "must be a number"
+		}
+		return "must be a whole number"
+	})
+	return origin.ReplaceAllString(s, "$1")
+}
 
 // oneLine joins the lines of a message from elsewhere.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
