@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -39,11 +41,7 @@ func newCertCA() *cobra.Command {
 	cmd.Flags().StringVar(&cert, "cert", "ca.pem", "file of its certificate, for --ca of those that call")
 	cmd.Flags().StringVar(&key, "key", "ca-key.pem", "file of its key: whoever has it can pose as every server")
 	cmd.RunE = action(func(_ context.Context, cmd *cobra.Command, _ []string) error {
-		if err := server.CreateCA(cert, key); err != nil {
-			return certError(err)
-		}
-		_, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s, %s: made\n", escape(cert), escape(key))
-		return err
+		return certMade(cmd, cert, key, server.CreateCA(cert, key))
 	})
 	return cmd
 }
@@ -62,13 +60,22 @@ func newCertServer() *cobra.Command {
 	cmd.Flags().StringVar(&cert, "cert", "server.pem", "file of the certificate")
 	cmd.Flags().StringVar(&key, "key", "server-key.pem", "file of its key")
 	cmd.RunE = action(func(_ context.Context, cmd *cobra.Command, _ []string) error {
-		if err := server.CreateCert(ca, caKey, cert, key, hosts); err != nil {
-			return certError(err)
-		}
-		_, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s, %s: made\n", escape(cert), escape(key))
-		return err
+		return certMade(cmd, cert, key, server.CreateCert(ca, caKey, cert, key, hosts))
 	})
 	return cmd
+}
+
+// certMade reports that both files were made, unless err says otherwise. The
+// certificate is there to be handed out, so that everybody may read it.
+func certMade(cmd *cobra.Command, cert, key string, err error) error {
+	if err == nil {
+		err = os.Chmod(cert, 0o644) //nolint:gosec // a certificate is public
+	}
+	if err != nil {
+		return certError(err)
+	}
+	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "%s, %s: made\n", escape(cert), escape(key))
+	return err
 }
 
 // certError gives an error with files its exit code.
@@ -79,6 +86,8 @@ func certError(err error) error {
 		return failf(exitPermission, "%w", err)
 	case errors.Is(err, fs.ErrNotExist) && errors.As(err, &at):
 		return failf(exitUsage, "%s: no such file; \"tenure cert ca\" makes an authority", at.Path)
+	case errors.Is(err, fs.ErrExist):
+		return failf(exitUsage, "%s; give other names with --cert and --key, or remove it", strings.TrimSuffix(err.Error(), ": "+fs.ErrExist.Error()))
 	case errors.Is(err, store.ErrInvalid):
 		return err
 	}
