@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -10,6 +11,22 @@ import (
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fleet"
 )
+
+// eventKinds are the kinds that the ledger has.
+var eventKinds = []fleet.EventKind{
+	fleet.EventJoined, fleet.EventSuspect, fleet.EventAlive, fleet.EventLapsed, fleet.EventLeased, fleet.EventReady, fleet.EventNotReady,
+	fleet.EventCordoned, fleet.EventDraining, fleet.EventDrained, fleet.EventResumed, fleet.EventRemoved, fleet.EventDuplicate,
+	fleet.EventSubmitted, fleet.EventPlaced, fleet.EventStarted, fleet.EventStopping, fleet.EventEnded, fleet.EventStuck, fleet.EventUnstuck,
+	fleet.EventTakeover, fleet.EventWithheld, fleet.EventBrakeOn, fleet.EventBrakeOff,
+}
+
+func kindNames() []string {
+	names := make([]string, len(eventKinds))
+	for i, k := range eventKinds {
+		names[i] = string(k)
+	}
+	return names
+}
 
 func newEvents() *cobra.Command {
 	var (
@@ -35,6 +52,7 @@ lost or told twice. With --follow -o json each line is an object.
 	flags.StringVar(&kind, "kind", "", "of this kind only, such as work_takeover")
 	flags.Int64Var(&q.After, "after", 0, "begin after the entry with this number, in place of the last ones")
 	flags.IntVar(&q.Limit, "limit", 50, "entries to show at first, from 0 with --follow, else from 1, to 1000")
+	must(cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(kindNames(), cobra.ShellCompDirectiveNoFileComp)))
 	use, out := addServer(cmd), addFormat(cmd)
 	for name, source := range map[string]completion{"node": nodeNames, "work": workNames} {
 		complete := use.complete(source)
@@ -49,6 +67,8 @@ lost or told twice. With --follow -o json each line is an object.
 			least = 0
 		}
 		switch {
+		case kind != "" && !slices.Contains(eventKinds, q.Kind):
+			return failf(exitUsage, "--kind %q: must be one of %s", kind, strings.Join(kindNames(), ", "))
 		case q.Limit < least || q.Limit > most:
 			return failf(exitUsage, "--limit %d: must be from %d to %d", q.Limit, least, most)
 		case q.After < 0:
