@@ -370,6 +370,16 @@ func TestFleetTLS(t *testing.T) {
 	eligible(t, node, append(at[:2:2], "--token-file", viewer)...)
 
 	cli(t, "nodes", "ls", "--server", url, "--token-file", viewer).want(t, exitUnavailable, "--ca")
+	_, port, _ := strings.Cut(strings.TrimPrefix(url, "tenures://"), ":")
+	cli(t, "nodes", "ls", "--server", "tenure://127.0.0.1:"+port, "--token-file", viewer, "--timeout", "3s").want(t, exitUnavailable, "speak TLS", "name it as tenures://127.0.0.1:"+port)
+	cli(t, "nodes", "ls", "--server", "tenures://localhost:"+port, "--ca", in("ca.pem"), "--token-file", viewer, "--timeout", "3s").want(t, exitUnavailable, "its certificate is for 127.0.0.1:", "make a certificate for localhost")
+	_, plain := startServer(t)
+	cli(t, "nodes", "ls", "--server", strings.Replace(plain, "tenure:", "tenures:", 1), "--timeout", "3s").want(t, exitUnavailable, "speaks without TLS", "name it as "+plain)
+	for file, mode := range map[string]os.FileMode{"ca.pem": 0o644, "server.pem": 0o644, "ca-key.pem": 0o600, "server-key.pem": 0o600} {
+		if info, err := os.Stat(in(file)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: got %v, %v, want mode %v", file, info.Mode(), err, mode)
+		}
+	}
 	cli(t, append(at[:2:2], "nodes", "ls")...).want(t, exitPermission, envToken, "--token-file")
 	cordon := append([]string{"nodes", "cordon", node, "--reason", "x"}, at...)
 	cli(t, append(cordon[:len(cordon):len(cordon)], "--token-file", viewer)...).want(t, exitPermission, "viewer")
@@ -384,6 +394,37 @@ func TestFleetTLS(t *testing.T) {
 	r.clean(t, exitOK)
 	if r.out != "1..\n" {
 		t.Errorf("a command under a lease: got %q, want its token and no credential", r.out)
+	}
+}
+
+// A refusal has its code, in words and as JSON, and what helps.
+func TestServerRefusals(t *testing.T) {
+	t.Parallel()
+	_, url := startServer(t)
+	for _, tc := range []struct {
+		args string
+		exit int
+		code string
+		text string
+	}{
+		{"nodes get nosuch", exitNotFound, "no_such_node", "tenure nodes ls"},
+		{"work get nosuch", exitNotFound, "no_such_work", "tenure work ls"},
+		{"work submit a --node nosuch -- true", exitNotFound, "no_such_node", "nosuch"},
+		{"work submit a --node nosuch --queue -- true", exitNotFound, "no_such_node", "nosuch"},
+	} {
+		first, rest, dashed := strings.Cut(tc.args, " -- ")
+		args := append(strings.Fields(first), "--server", url)
+		command := []string{}
+		if dashed {
+			command = []string{"--", rest}
+		}
+		cli(t, append(args[:len(args):len(args)], command...)...).want(t, tc.exit, tc.text, "("+tc.code+")\n")
+		r := cli(t, append(append(args, "-o", "json"), command...)...)
+		r.want(t, tc.exit)
+		e := decode[errorJSON](t, result{out: r.err})
+		if e.Error.Code != tc.code || !strings.Contains(e.Error.Message, tc.text) {
+			t.Errorf("%s: got %+v, want code %q and %q", tc.args, e, tc.code, tc.text)
+		}
 	}
 }
 
@@ -408,7 +449,15 @@ func TestServerSettings(t *testing.T) {
 		{"interval above half the TTL", []string{"--interval", "10s", "--node-ttl", "15s"}, []string{"interval 10s", "node TTL 15s"}},
 		{"reconcile above interval", []string{"--interval", "2s", "--reconcile", "3s"}, []string{"reconcile 3s", "interval 2s"}},
 		{"late not before suspect", []string{"--late-after", "3"}, []string{"late after 3"}},
-		{"brake", []string{"--brake-least", "2"}, []string{"brake least", `"2"`, "at least 3"}},
+		{"brake", []string{"--brake-least", "2"}, []string{"--brake-least", `"2"`, "from 3 to"}},
+		{"late after 0", []string{"--late-after", "0"}, []string{"--late-after", "from 1 to 1000"}},
+		{"suspect after 0", []string{"--suspect-after", "0"}, []string{"--suspect-after", "from 2 to 1000"}},
+		{"takeover burst 0", []string{"--takeover-burst", "0"}, []string{"--takeover-burst", "from 1 to"}},
+		{"flap times 1", []string{"--flap-times", "1"}, []string{"--flap-times", "from 2 to 8"}},
+		{"brake share 0", []string{"--brake-share", "0"}, []string{"--brake-share", "above 0 and at most 1"}},
+		{"number in a file", []string{"--config", write("e.yaml", "suspect-after: 0\n")}, []string{`"suspect-after"`, `"0"`, "from 2"}},
+		{"list for settings", []string{"--config", write("f.yaml", "- a\n")}, []string{"f.yaml", "settings by name"}},
+		{"port", []string{"--listen", ":99999"}, []string{"--listen", "from 0 to 65535"}},
 		{"range", []string{"--interval", "1ms"}, []string{"--interval", "from 50ms to 1h"}},
 		{"probe", []string{"--probe", "db"}, []string{`"db"`, "NODE=URL", "tcp://"}},
 		{"probe scheme", []string{"--probe", "db=ftp://x"}, []string{`"db"`, "http://"}},
@@ -433,6 +482,12 @@ func TestServerSettings(t *testing.T) {
 	cli(t, "server", "--store", store, "--listen", address).want(t, exitUnavailable, address, "--listen")
 	if taken.over() {
 		t.Error("the server that was there ended")
+	}
+
+	own := write("own.yaml", "store: "+fileStore(t)+"\nlisten: 127.0.0.1:0\nflap-times: 4\ntakeover-burst: 5\n")
+	filed := start(t, "server", "--config", own)
+	if got := servedURL(t, filed); strings.HasSuffix(got, ":7470") {
+		t.Errorf("got %q, want the address of the file", got)
 	}
 
 	// A flag goes before the environment, and that before the file.
@@ -478,6 +533,10 @@ func TestFleetUsage(t *testing.T) {
 		{"work submit a --strategy best -- true", []string{"strategy", `"best"`}},
 		{"work submit a --resource x -- true", []string{"x", "--resource"}},
 		{"work submit a --env TENURE_X=1 -- true", []string{"TENURE_X"}},
+		{"work submit a --stuck-after x -- true", []string{"--stuck-after", "units"}},
+		{"work submit a --resource x=y -- true", []string{"--resource", "whole number"}},
+		{"events --kind nosuch", []string{`"nosuch"`, "node_joined", "work_takeover"}},
+		{"events --limit x", []string{"--limit", "whole number"}},
 		{"work stop a", []string{"--reason is mandatory"}},
 		{"work move", []string{"name the work: tenure work move WORK --reason WHY"}},
 		{"why", []string{"name the node or work item: tenure why NODE|WORK"}},
@@ -507,6 +566,11 @@ func TestFleetUsage(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestEnvName(t *testing.T) {
+	t.Parallel()
+	cli(t, "work", "submit", "a", "--env", "A B=1", "--", "true").want(t, exitUsage, `"A B"`, "without spaces")
 }
 
 func TestParseServers(t *testing.T) {

@@ -76,7 +76,7 @@ func (r result) want(t *testing.T, code int, parts ...string) {
 	if code != exitOK && r.err != "" && (strings.Count(r.err, "\n") != 1 || !strings.HasSuffix(r.err, "\n")) {
 		t.Errorf("stderr: got %q, want one line", r.err)
 	}
-	for _, foreign := range []string{"goroutine", ".go:", "Usage:", "%!"} {
+	for _, foreign := range []string{"goroutine", ".go:", "Usage:", "%!", "strconv.", " yaml: "} {
 		if code != exitOK && strings.Contains(r.err, foreign) {
 			t.Errorf("stderr: got %q, which holds %q", r.err, foreign)
 		}

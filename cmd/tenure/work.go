@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -54,7 +55,8 @@ Work is pinned: if its host is lost it waits for it. With --movable it is stoppe
 host that lost its lease, and then runs on another, once.
 
 If no node has room, this tries again four times, and then says how many nodes are
-left out for each reason. With --queue the work waits for room.
+left out for each reason. With --queue the work waits for room. The node that --node
+names must have joined.
 
 ` + serverHelp + `
 
@@ -101,6 +103,11 @@ left out for each reason. With --queue the work waits for room.
 		return byNode(cmd, nil, toComplete)
 	}))
 	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, args []string) error {
+		for name := range f.spec.Env {
+			if name == "" || strings.ContainsFunc(name, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }) {
+				return failf(exitUsage, "--env: name %q: must be printable and without spaces", name)
+			}
+		}
 		spec := f.spec
 		spec.ID, spec.Command = args[0], args[1:]
 		spec.Request.Resources, spec.Request.Strategy = f.resources, fleet.Strategy(f.strategy)
@@ -114,6 +121,11 @@ left out for each reason. With --queue the work waits for room.
 			return err
 		}
 		return use.ask(ctx, func(ctx context.Context, c *api.Client) error {
+			if node := spec.Request.Node; node != "" { // no wait brings one that never joined
+				if _, err := c.Node(ctx, node); err != nil {
+					return err
+				}
+			}
 			w, err := c.Submit(ctx, api.SubmitRequest{Spec: spec, Actor: m.Actor, Queue: f.queue})
 			return workDone(cmd, *out, w, err)
 		})
