@@ -208,7 +208,8 @@ func playPublishRound(ctx context.Context, b *publishBed, ledger *publish.Ledger
 		r.mu.Lock()
 		r.granted[token] = r.order.Add(1)
 		r.mu.Unlock()
-		publishers.Go(func() { r.publisher(ctx, token) })
+		held := token // the next grant must not become this publisher's
+		publishers.Go(func() { r.publisher(ctx, held) })
 		for range rand.IntN(8) {
 			pause()
 		}
