@@ -76,8 +76,6 @@ type Owner struct {
 type WorkOrder struct {
 	Actor  string `json:"actor"`
 	Reason string `json:"reason"`
-	// To is the only node to which it may be moved; "" is any other than its own.
-	To string `json:"to,omitempty"`
 }
 
 // ProgressRequest is the body of POST work/{id}/progress, which answers a

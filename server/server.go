@@ -208,7 +208,9 @@ func (s *Server) refresh(ctx context.Context) error {
 		return err
 	}
 	shiftBrakes(states, -time.Duration(s.skew.Load()))
-	s.brakes.Store(&states)
+	if !s.active.Load() { // who reconciles knows better than what it last saved
+		s.brakes.Store(&states)
+	}
 	s.refreshed.Store(int64(began))
 	s.loaded.Store(true)
 	s.tellEvents()
