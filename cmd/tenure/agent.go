@@ -200,17 +200,23 @@ func (s *agentSettings) times(ctx context.Context, c *api.Client, servers []stri
 	return nil
 }
 
+// hostNode returns the id of this host as a node: the one given, or its name.
+func hostNode(given string) (string, error) {
+	if given == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", failf(exitUsage, "this host has no name: give --node")
+		}
+		given = host
+	}
+	return given, fleet.CheckID("node", given)
+}
+
 // facts checks what the node is to say of itself, fills in what the host says, and
 // returns what reads it anew.
 func (s *agentSettings) facts() (func() fleet.Facts, error) {
-	if s.node == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return nil, failf(exitUsage, "this host has no name: give --node")
-		}
-		s.node = host
-	}
-	if err := fleet.CheckID("node", s.node); err != nil {
+	var err error
+	if s.node, err = hostNode(s.node); err != nil {
 		return nil, err
 	}
 	if s.stateDir == "" {

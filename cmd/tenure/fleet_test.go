@@ -206,6 +206,7 @@ func TestFleet(t *testing.T) {
 	tenure("nodes", "drain", a).want(t, exitUsage, "--reason is mandatory")
 	tenure("nodes", "cordon", a).want(t, exitUsage, "--reason is mandatory")
 	tenure("nodes", "drain", a, "--reason", "upgrade", "--wait-for", "300ms").wantLast(t, exitNotDrained, "gpu-1 (running)", "not drained within 300ms")
+	tenure("nodes", "remove", a, "--reason", "x").want(t, exitConflict, "tenure nodes drain "+a+" --move", "tenure work stop", "(wrong_state)")
 	drain := start(t, "nodes", "drain", a, "--reason", "upgrade", "--wait", "-o", "json", "--server", url)
 	until(t, "a line with what is in the way", func() bool { return strings.Contains(drain.stderr(), "waiting for 1: gpu-1 (running)") })
 	if drain.over() {

@@ -21,6 +21,7 @@ import (
 type upFlags struct {
 	demo, keep, quiet bool
 	listen, node      string
+	stateDir          string
 }
 
 func newUp(con console) *cobra.Command {
@@ -29,17 +30,22 @@ func newUp(con console) *cobra.Command {
 		Use:   "up",
 		Short: "Start a control plane and an agent for this host; --demo shows what for",
 		Long: `Start a server over the default store and an agent for this host, in this terminal,
-until Ctrl-C. Every command of this user finds this server. Work that was placed here
-goes on after the end, and the next "tenure up" takes it up again.
+until Ctrl-C. Every command of this user finds this server. After the end pinned work
+goes on and the next "tenure up" takes it up again; work that is stopped on loss, as
+all movable work is, is ended when its host may no longer act under its lease.
+
+With --state-dir everything is kept in that directory, the store as well unless --store
+names another, and commands have to name the server: the line to do so is printed.
 
 With --demo a fleet of three hosts is made in a throw-away directory, each by an agent
 process of its own, and one host is paused: its beats stop, it is suspected, its lease
 lapses, its work moves once, and the paused copy's write changes nothing. Every line
-tells of something that was observed; if one is not seen in time, ` + fmt.Sprintf("the exit code is\n%d. It takes half a minute and leaves nothing behind.", exitDemo) + `
+tells of something that was observed; if one is not seen in time, ` + fmt.Sprintf("the exit code is\n%d. It takes about ten seconds and leaves nothing behind.", exitDemo) + `
 
 ` + storeHelp,
 		Example: `  tenure up --demo
-  tenure up`,
+  tenure up
+  tenure up --state-dir /tmp/fleet`,
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
@@ -47,10 +53,11 @@ tells of something that was observed; if one is not seen in time, ` + fmt.Sprint
 	flags.BoolVar(&f.keep, "keep", false, "with --demo: leave the fleet up afterwards, until Ctrl-C")
 	flags.StringVar(&f.listen, "listen", defaultListen, "loopback address and port to listen on; port 0 takes a free one")
 	flags.StringVar(&f.node, "node", "", "id of this host as a node (default its name)")
+	flags.StringVar(&f.stateDir, "state-dir", "", "directory for the store and the agent's state, in place of this user's own")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "log nothing but what is wrong")
 	run := daemon(func(ctx context.Context, cmd *cobra.Command, _ []string) error { return f.run(ctx, cmd, con) })
 	demo := action(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
-		for _, name := range []string{"store", "listen", "node"} {
+		for _, name := range []string{"store", "listen", "node", "state-dir"} {
 			if cmd.Flags().Changed(name) {
 				return failf(exitUsage, "--demo makes everything anew in a directory of its own: leave out --%s", name)
 			}
@@ -72,7 +79,7 @@ tells of something that was observed; if one is not seen in time, ` + fmt.Sprint
 // run is the control plane and the agent until ctx ends. The agent ends first, so
 // that it can give its lease back.
 func (f *upFlags) run(ctx context.Context, cmd *cobra.Command, con console) error {
-	loc, err := chosenStore(cmd)
+	loc, err := f.place(cmd)
 	if err != nil {
 		return err
 	}
@@ -87,11 +94,13 @@ func (f *upFlags) run(ctx context.Context, cmd *cobra.Command, con console) erro
 		return err
 	}
 	defer p.close()
-	note, err := serverFile()
-	if err != nil {
-		return err
+	note := "" // with a directory of its own this is not the user's one server
+	if f.stateDir == "" {
+		if note, err = serverFile(); err != nil {
+			return err
+		}
+		defer forgetServer(note, p.url()) // if it was noted
 	}
-	defer forgetServer(note, p.url()) // if it was noted
 	if err := p.describe(cmd.OutOrStdout()); err != nil {
 		return err
 	}
@@ -109,27 +118,58 @@ func (f *upFlags) run(ctx context.Context, cmd *cobra.Command, con console) erro
 		served <- err
 	}()
 	host := agentSettings{serverFlags: serverFlags{server: p.url()}, node: f.node, quiet: f.quiet}
-	err = host.run(working, log, func() error {
-		if err := noteServer(note, p.url()); err != nil {
-			return failf(exitPermission, "the server's URL cannot be noted: %w", err)
+	if f.stateDir != "" {
+		if host.node, err = hostNode(f.node); err != nil {
+			return err
 		}
-		nextCommands(cmd.OutOrStdout(), p.url(), host.node)
+		host.stateDir = filepath.Join(f.stateDir, "agent", host.node)
+	}
+	err = host.run(working, log, func() error {
+		if note != "" {
+			if err := noteServer(note, p.url()); err != nil {
+				return failf(exitPermission, "the server's URL cannot be noted: %w; --state-dir keeps everything elsewhere", err)
+			}
+		}
+		nextCommands(cmd.OutOrStdout(), p.url(), host.node, note == "")
 		return nil
 	})
 	stopServing()
 	return cmp.Or(err, <-served)
 }
 
-func nextCommands(w io.Writer, url, node string) {
+// place returns the store: the one that was named, else that of --state-dir, else
+// this user's own.
+func (f *upFlags) place(cmd *cobra.Command) (location, error) {
+	loc, err := chosenStore(cmd)
+	if f.stateDir == "" || (err == nil && !loc.own) {
+		return loc, err
+	}
+	if f.stateDir, err = filepath.Abs(f.stateDir); err != nil {
+		return loc, failf(exitInternal, "%w", err)
+	}
+	if err := os.MkdirAll(f.stateDir, 0o700); err != nil {
+		return loc, stateError(f.stateDir, err)
+	}
+	return location{kind: kindSQLite, target: filepath.Join(f.stateDir, "tenure.db"), own: true}, nil
+}
+
+// nextCommands prints what to try next; named says that commands have to name the
+// server themselves.
+func nextCommands(w io.Writer, url, node string, named bool) {
+	name := ""
+	if named {
+		name = "\n  export " + envServer + "=" + url
+	}
 	fmt.Fprintf(w, `
-This host is node %[2]s of the fleet at %[1]s. In another terminal:
+This host is node %[2]s of the fleet at %[1]s. In another terminal:%[3]s
   tenure nodes ls
-  tenure work submit hello --movable -- sleep 600
+  tenure work submit hello -- sleep 600
   tenure why hello
   tenure events --follow
-Ctrl-C ends both; work goes on, and the next "tenure up" takes it up again.
+Ctrl-C ends both; pinned work, such as this, goes on and the next "tenure up" takes it
+up again, and movable work is ended when this host may no longer act under its lease.
 
-`, url, escape(node))
+`, url, escape(node), name)
 }
 
 // noteServer writes the URL where commands of this user look for it.

@@ -185,6 +185,28 @@ func copyFile(to, from string) error {
 	return out.Close()
 }
 
+// With a directory of its own "up" touches nothing of this user's.
+func TestUpStateDir(t *testing.T) {
+	t.Parallel()
+	home, user := asUser(t)
+	dir, node := filepath.Join(home, "try"), unique("try")
+	p := startWith(t, user, "up", "--listen", "127.0.0.1:0", "--node", node, "--state-dir", dir)
+	until(t, "the next commands", func() bool { return strings.Contains(p.read("out"), "tenure nodes ls") || p.over() })
+	if want := "export TENURE_SERVER=" + servedURL(t, p); !strings.Contains(p.read("out"), want) {
+		t.Errorf("got %q, want %q", p.read("out"), want)
+	}
+	p.signal(syscall.SIGINT)
+	p.wait().wantLast(t, exitOK)
+	for _, path := range []string{"tenure.db", filepath.Join("agent", node)} {
+		if _, err := os.Stat(filepath.Join(dir, path)); err != nil {
+			t.Errorf("%s: got %v, want it there", path, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(home, "state")); !os.IsNotExist(err) {
+		t.Errorf("the user's own directory: got %v, want none", err)
+	}
+}
+
 // "up" serves this user's default store; its commands find the server without
 // being told; its work outlives it and is taken up again.
 func TestUp(t *testing.T) {
