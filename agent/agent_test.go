@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -514,9 +515,57 @@ func TestLossAndReturn(t *testing.T) {
 	}
 	until(t, "the stopped item again", func() bool { return r.runs("stop") == 2 })
 	until(t, "the quiesced item again", func() bool { return !run(fleet.Quiesce).Quiesced() })
+	if got := r.host.started(); got[len(got)-1].Token != 2 || got[len(got)-1].Env["TENURE_TOKEN"] != "2" {
+		t.Errorf("started again with %+v, want under a token of its own", got[len(got)-1])
+	}
+	until(t, "the report that it runs again", func() bool { it := r.srv.Item("stop"); return it.State == fleet.Running && it.Token == 2 })
+	if it := r.srv.Item("quiesce"); it.Token != 1 {
+		t.Errorf("quiesce has token %s, want 1: it went on", it.Token)
+	}
 	if r.runs("keep") != 1 || r.runs("quiesce") != 1 {
 		t.Errorf("keep was started %d times and quiesce %d, want once each", r.runs("keep"), r.runs("quiesce"))
 	}
+}
+
+// What was halted is reported so also by the next agent and after lost replies, gets
+// one new token, and is not started under the old one.
+func TestHaltedRunsUnderNewToken(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.srv.Assign("n1", spec("w", fleet.Stop))
+	n := r.start()
+	until(t, "the work", r.state("w"))
+	var lost atomic.Int64
+	r.srv.Fail(func(string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "", http.StatusBadGateway) }
+	})
+	until(t, "the halt", func() bool { return isDone(r.host.run(agent.Instance{Work: "w", Token: 1})) })
+	until(t, "what the agent makes of it", func() bool { return n.saw(agent.EventEnded) })
+	if err := n.end(); err != nil {
+		t.Fatal(err)
+	}
+	r.srv.Fail(func(path string) http.HandlerFunc { // so that the verdict is there before the orders
+		if !strings.HasSuffix(path, "/orders") || lost.Load() > 2 {
+			return nil
+		}
+		return func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "", http.StatusBadGateway) }
+	})
+	r.srv.Reply(func(reply *api.BeatReply) { // the first verdicts are lost
+		if len(reply.Work) > 0 && lost.Add(1) <= 2 {
+			reply.Work, reply.Orders = nil, nil
+		}
+	})
+	again := r.start()
+	until(t, "the work again", func() bool { return r.state("w")() && r.srv.Item("w").Token == 2 })
+	until(t, "the new copy", func() bool { return r.runs("w") == 2 })
+	it := r.srv.Item("w")
+	if got := r.host.started()[1].Token; got != 2 || it.Token != 2 {
+		t.Errorf("started under token %s and assigned with %s, want 2", got, it.Token)
+	}
+	if again.saw(agent.EventFenced) {
+		t.Error("the repeated report was taken for a loss of the item")
+	}
+	until(t, "no trace of the old one", func() bool { l, _ := r.host.List(); return len(l) == 1 && l[0].Token == 2 })
 }
 
 // A replica that hangs costs a part of the term and no term.

@@ -32,6 +32,11 @@
 // that the item belongs to another, the local copy is ended (stop), told to stop
 // acting (quiesce) or left and marked (keep), and is not started again.
 //
+// An item that was ended here because the node might not act, or that a restart of
+// the host ended, is not started again under its token: the agent reports it as
+// placed, and starts it when the orders bring the next token. A late write of the
+// former copy can be told from the new one's by it.
+//
 // # Restart
 //
 //	ended how             the node's lease               running work

@@ -27,6 +27,7 @@ const (
 //	(ordered) ──────► running ──────────► ended ───── order ─────► (forgotten)
 //	    ▲               │ Halted           │ reported until there
 //	    ╰───────────────╯                  ╰ is a verdict
+//	 under the new token that the server gives it
 //
 // Its state is in memory and in the driver's traces; what the heart asks of it
 // needs no file.
@@ -338,28 +339,33 @@ func (w *worker) over(it *item, confirmed bool) func() {
 		it.ended = true
 		w.event(Event{Kind: EventEnded, Work: it.id, Code: string(result.Ending), Text: result.Text})
 		it.report = nil
-		if result.Ending != Halted && it.fenced == "" {
+		if it.fenced == "" {
 			w.sayEnd(it, result)
 		}
 	}
 	o := it.order
 	ours := o != nil && o.Token == it.of.Token
 	switch {
-	case it.fenced != "", result.Ending == Halted && (ours || o != nil || confirmed):
-		// Not this node's, or to be run again when the node may act.
-		return w.forget(it, !ours || it.fenced != "")
-	case it.settled == it.of.Token && !ours && confirmed:
-		return w.forget(it, true)
+	case it.fenced != "":
+		return w.forget(it)
+	case !ours && confirmed && (result.Ending == Halted || it.settled == it.of.Token):
+		// Until then the trace tells the next agent what is to be reported.
+		return w.forget(it)
+	case ours && o.Stop && result.Ending == Halted && it.report == nil && it.settled != it.of.Token:
+		w.sayEnd(it, result) // it was to run again, and is not to any more
 	}
 	return nil
 }
 
-// sayEnd reports how an item ended.
+// sayEnd reports how an item ended, or that it is to run again.
 func (w *worker) sayEnd(it *item, result Result) {
 	state := fleet.Failed
 	switch {
 	case result.Ending == Stopped, it.order != nil && it.order.Token == it.of.Token && it.order.Stop:
 		state = fleet.Stopped
+	case result.Ending == Halted:
+		w.sayAgain(it, result.Text)
+		return
 	case result.Ending == Exited && result.ExitCode == 0:
 		state = fleet.Succeeded
 	}
@@ -368,16 +374,21 @@ func (w *worker) sayEnd(it *item, result Result) {
 	w.a.heart.nudge()
 }
 
-// forget drops the local instance, and its traces if it is not to run again.
-func (w *worker) forget(it *item, traces bool) func() {
+// sayAgain asks for another token for an item whose instance is gone and that is to
+// run again: what that still has on its way carries the old one.
+func (w *worker) sayAgain(it *item, why string) {
+	it.refused = max(it.refused, it.of.Token)
+	w.say(it, it.of.Token, fleet.Placed).Text = why
+	w.a.heart.nudge()
+}
+
+// forget drops the local instance and its traces.
+func (w *worker) forget(it *item) func() {
 	of := it.of
 	if it.fenced != "" {
 		it.refused = max(it.refused, of.Token)
 	}
 	it.of, it.run, it.policy, it.ended, it.stopping, it.fenced, it.marker = Instance{}, nil, "", false, false, "", ""
-	if !traces {
-		return nil
-	}
 	return func() {
 		if err := w.a.cfg.Driver.Forget(of); err != nil {
 			w.a.emit(Event{Kind: EventStateFailed, Work: of.Work, Err: err})
@@ -389,9 +400,11 @@ func (w *worker) forget(it *item, traces bool) func() {
 func (w *worker) idle(ctx context.Context, it *item, may, confirmed bool) func() {
 	o := it.order
 	switch {
-	case o == nil && it.of != (Instance{}) && confirmed:
-		return w.forget(it, true) // a trace of an earlier boot
+	case it.of != (Instance{}) && confirmed && (it.fenced != "" || o == nil || o.Token != it.of.Token):
+		return w.forget(it) // a trace of an earlier boot
 	case o == nil || it.report != nil:
+	case it.of.Token == o.Token && !o.Stop && o.Token > it.refused:
+		w.sayAgain(it, "nothing of it runs any more: the host was started anew, or its agent ended while it started")
 	case o.Stop && it.settled != o.Token && confirmed:
 		w.say(it, o.Token, fleet.Stopped).Text = "nothing of it runs on this node"
 		w.a.heart.nudge()
@@ -545,6 +558,14 @@ func (w *worker) judged(sent []api.WorkReport, verdicts []api.WorkVerdict) {
 		}
 		r.Lease = 0
 		same := it.report != nil && *it.report == r
+		if v.Code == fleet.CodeStaleToken && v.Owner == w.a.cfg.Node {
+			switch {
+			case v.Current == r.Token: // it is the term that is stale, and the next beat has the new one
+				continue
+			case r.State == fleet.Placed && v.Current > r.Token: // the reply was lost
+				v.Code = ""
+			}
+		}
 		switch v.Code {
 		case "", fleet.CodeWrongState:
 			if !same {

@@ -43,8 +43,12 @@ type WorkReport struct {
 	Work  string      `json:"work"`
 	Token fence.Token `json:"token"`
 	// Lease is the token of the node's own term under which it speaks.
-	Lease    fence.Token     `json:"lease"`
-	State    fleet.WorkState `json:"state"` // running, stopping, or how it ended
+	Lease fence.Token `json:"lease"`
+	// State is running, stopping, or how it ended; placed if the node has ended it
+	// without the right to act and it is to run again. That is a new assignment: the
+	// orders bring its token. Said again after the reply was lost, it is answered
+	// with stale_token, the sender as Owner and the new token as Current.
+	State    fleet.WorkState `json:"state"`
 	Progress string          `json:"progress,omitempty"`
 	ExitCode int             `json:"exit_code,omitempty"`
 	Text     string          `json:"text,omitempty"`

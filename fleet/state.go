@@ -30,11 +30,13 @@ func (s WorkState) changes() []WorkState {
 func (s WorkState) CanBecome(to WorkState) bool { return slices.Contains(s.changes(), to) }
 
 // CanReport reports whether the owner of an item in state s may report that it
-// is in state to. To report the state that it is in says that it makes progress.
-// An owner never gives an item to another, and what is stopping does not run again.
+// is in state to. To report the state that it is in says that it makes progress,
+// but for placed: that says that the owner has ended the item for want of the right
+// to act, and that it is to run again, under a larger token. An owner never gives
+// an item to another, and what is stopping does not run again.
 func (s WorkState) CanReport(to WorkState) bool {
 	switch {
-	case !s.Owned() || to == Pending || to == Placed:
+	case !s.Owned() || to == Pending || s == Stopping && to == Placed:
 		return false
 	default:
 		return to == s || s.CanBecome(to)

@@ -14,8 +14,8 @@ func TestWorkStates(t *testing.T) {
 	// Columns as workStates. "c" is a change, "r" a report of the owner.
 	table := map[fleet.WorkState][]string{
 		fleet.Pending:   {"", "c", "", "", "", "", "c"},
-		fleet.Placed:    {"c", "c", "cr", "cr", "cr", "cr", "cr"},
-		fleet.Running:   {"c", "c", "r", "cr", "cr", "cr", "cr"},
+		fleet.Placed:    {"c", "cr", "cr", "cr", "cr", "cr", "cr"},
+		fleet.Running:   {"c", "cr", "r", "cr", "cr", "cr", "cr"},
 		fleet.Stopping:  {"c", "c", "", "r", "cr", "cr", "cr"},
 		fleet.Succeeded: {"", "", "", "", "", "", ""},
 		fleet.Failed:    {"", "", "", "", "", "", ""},

@@ -182,7 +182,7 @@ func (s *Server) judge(ctx context.Context, node string, r api.WorkReport) api.W
 		v.Code = fleet.CodeStaleToken
 	case err != nil || rec.Status != store.Held || rec.Token != r.Lease:
 		v.Code = fleet.CodeLeaseLapsed
-	case it.State.Ended():
+	case !it.State.CanReport(r.State) && (it.State != fleet.Stopping || r.State != fleet.Running):
 		v.Code = fleet.CodeWrongState
 	default:
 		it.State, it.ExitCode, it.Text = r.State, r.ExitCode, r.Text
@@ -190,6 +190,10 @@ func (s *Server) judge(ctx context.Context, node string, r api.WorkReport) api.W
 			it.Progress = r.Progress
 		}
 		it.Reports++
+		if r.State == fleet.Placed {
+			it.Token++
+			s.bump(node)
+		}
 		if r.State.Ended() {
 			it.Owner = ""
 			s.bump(node)

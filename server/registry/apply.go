@@ -18,8 +18,10 @@ const applyMost = 64
 // not_owner, stale_token (of the item or of the lease, as the text says),
 // wrong_state, no_lease, lease_lapsed, lease_released.
 //
-// Reports of running and stopping carry progress; only an order makes an item
-// stopping. An item that was to be moved becomes pending when its end is reported, unless it
+// Reports of running, stopping and placed carry progress; only an order makes an
+// item stopping. A report of placed assigns the item to its owner anew: it was ended
+// there for want of the right to act, and what it still has on the way carries the
+// old token. Repeated, that gets stale_token, with the owner and the new token. An item that was to be moved becomes pending when its end is reported, unless it
 // succeeded. After an error the changes before it may have been made; all can be
 // sent again.
 func (r *Registry) Apply(ctx context.Context, changes []Change) ([]Verdict, error) {
@@ -41,15 +43,15 @@ func (r *Registry) Apply(ctx context.Context, changes []Change) ([]Verdict, erro
 			if err != nil {
 				return false, err
 			}
-			var ending []string // whose orders change
+			var changing []string // their orders
 			for _, i := range part {
-				if changes[i].State.Ended() {
-					ending = append(ending, changes[i].Node)
+				if s := changes[i].State; s.Ended() || s == fleet.Placed {
+					changing = append(changing, changes[i].Node)
 				}
 			}
-			if len(ending) > 0 {
-				slices.Sort(ending)
-				if _, err := t.lockNodes(slices.Compact(ending)...); err != nil {
+			if len(changing) > 0 {
+				slices.Sort(changing)
+				if _, err := t.lockNodes(slices.Compact(changing)...); err != nil {
 					return false, err
 				}
 			}
@@ -71,8 +73,8 @@ func (r *Registry) Apply(ctx context.Context, changes []Change) ([]Verdict, erro
 	return verdicts, nil
 }
 
-// apply makes one change. The owner's lease is held, and its row locked if the
-// change is an end.
+// apply makes one change. The owner's lease is held, and its row locked if its
+// orders change.
 func (t *tx) apply(c Change, l fleet.Lease) (Verdict, error) {
 	w, found, err := t.lockWork(c.Work)
 	if err != nil {
@@ -91,13 +93,16 @@ func (t *tx) apply(c Change, l fleet.Lease) (Verdict, error) {
 	// $1 to $4 are the scope.
 	args := []any{c.Work, c.Node, int64(c.Token), int64(c.Lease), c.Progress}
 	set := "progress_us = CASE WHEN $5 <> '' AND $5 <> progress THEN {now} ELSE progress_us END, progress = CASE WHEN $5 <> '' THEN $5 ELSE progress END"
-	next, ended := w.State, c.State.Ended()
+	next, ended, restarts := w.State, c.State.Ended(), c.State == fleet.Placed
 	switch {
 	case ended && w.Moving && c.State != fleet.Succeeded:
 		next = fleet.Pending // and still moving: away from this owner
 	case ended:
 		next = c.State
 		set += ", ended_us = {now}, moving = false, exit_code = $7, result = $8"
+	case restarts:
+		next = fleet.Placed
+		set += ", token = token + 1, assigned_us = {now}, started_us = 0"
 	case w.State == fleet.Placed && c.State == fleet.Running:
 		next = fleet.Running
 	}
@@ -126,11 +131,17 @@ func (t *tx) apply(c Change, l fleet.Lease) (Verdict, error) {
 		}
 		v.Event = fleet.Event{Kind: fleet.EventStarted, Node: c.Node, Work: c.Work, Token: c.Token}
 	}
+	if restarts {
+		w.Token++
+		v.Event = fleet.Event{Kind: fleet.EventRestarted, Node: c.Node, Work: c.Work, Token: w.Token, Text: c.Text}
+	}
 	if ended {
+		v.Event = fleet.Event{Kind: fleet.EventEnded, Node: c.Node, Work: c.Work, Token: c.Token, Code: fleet.Code(next), Text: c.Text}
+	}
+	if ended || restarts {
 		if err := t.touch(c.Node); err != nil {
 			return Verdict{}, err
 		}
-		v.Event = fleet.Event{Kind: fleet.EventEnded, Node: c.Node, Work: c.Work, Token: c.Token, Code: fleet.Code(next), Text: c.Text}
 	}
 	if v.Event.Kind != "" {
 		err = t.append(&v.Event)

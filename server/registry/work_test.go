@@ -576,3 +576,64 @@ func TestC48FinishedAndTakenAtOnce(t *testing.T) {
 		t.Logf("of %d races: %v", rounds, outcome)
 	})
 }
+
+// An item that its node ended for want of the right to act, and is to run again, is
+// a new assignment to the same node, and in the ledger.
+func TestRestartInPlace(t *testing.T) {
+	both(t, func(t *testing.T, b *bed) {
+		l := b.node("n1", 9)
+		b.run("w", "n1", l, true)
+		before, _, err := b.Orders(b.ctx, "n1")
+		must(t, err)
+		again := registry.Change{Work: "w", Node: "n1", Token: 1, Lease: l, State: fleet.Placed, Progress: "7", Text: "the node lost its right to act"}
+		apply := func(c registry.Change) registry.Verdict {
+			t.Helper()
+			vs, err := b.Apply(b.ctx, []registry.Change{c})
+			must(t, err)
+			return vs[0]
+		}
+		b.lapse("node/n1")
+		b.code(fleet.CodeLeaseLapsed, apply(again), nil)
+		b.is("w", fleet.Running, "n1", 1)
+		again.Lease = b.acquire("node/n1")
+		b.node("n2", 9)
+		foreign := again
+		foreign.Node = "n2"
+		b.code(fleet.CodeNotOwner, apply(foreign), nil)
+		b.is("w", fleet.Running, "n1", 1)
+
+		v := apply(again)
+		b.code("", v, nil)
+		if v.Owner != "n1" || v.Current != 2 || v.Event.Kind != fleet.EventRestarted || v.Event.Token != 2 || v.Event.Text != again.Text {
+			t.Errorf("restarted: got %+v", v)
+		}
+		if w := b.is("w", fleet.Placed, "n1", 2); !w.Started.IsZero() || w.Progress != "7" {
+			t.Errorf("restarted: got %+v, want not started, with its marker", w)
+		}
+		after, _, err := b.Orders(b.ctx, "n1")
+		must(t, err)
+		if after.Revision <= before.Revision || len(after.Work) != 1 || after.Work[0].Token != 2 {
+			t.Errorf("orders: got %+v after revision %d, want token 2", after, before.Revision)
+		}
+		v = apply(again) // the reply was lost
+		b.code(fleet.CodeStaleToken, v, nil)
+		if v.Owner != "n1" || v.Current != 2 {
+			t.Errorf("repeated: got %+v, want owner n1 and token 2", v)
+		}
+		b.code(fleet.CodeStaleToken, b.report("w", "n1", 1, again.Lease, fleet.Running), nil) // of the killed copy
+		b.code("", b.report("w", "n1", 2, again.Lease, fleet.Running), nil)
+		if w := b.is("w", fleet.Running, "n1", 2); w.Started.IsZero() {
+			t.Error("started again: got no instant")
+		}
+		want := []fleet.EventKind{fleet.EventSubmitted, fleet.EventPlaced, fleet.EventStarted, fleet.EventRestarted, fleet.EventStarted}
+		if got := b.kinds(registry.EventFilter{Work: "w"}); !slices.Equal(got, want) {
+			t.Errorf("events: got %v, want %v", got, want)
+		}
+
+		// What is to be stopped is not to run again.
+		v, err = b.Stop(b.ctx, "w", registry.Order{Actor: "alice", Reason: "r"})
+		b.code("", v, err)
+		b.code(fleet.CodeWrongState, b.report("w", "n1", 2, again.Lease, fleet.Placed), nil)
+		b.is("w", fleet.Stopping, "n1", 2)
+	})
+}

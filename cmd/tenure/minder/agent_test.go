@@ -222,10 +222,11 @@ func TestStopWorkEndsBeforeLeasePasses(t *testing.T) {
 				return
 			}
 			// It goes on, and finds that its right is over; the item is still the
-			// node's, so it runs again under a later term, and the other never stopped.
+			// node's, so it runs again under a later term, with a token of its own, and
+			// the other never stopped.
 			kill(t, a, syscall.SIGCONT)
 			f.heldAnew("n1", before)
-			eventually(t, "the work again", func() bool { return f.pid(dir, "stop", "1") != stop })
+			eventually(t, "the work again", func() bool { return f.pid(dir, "stop", "2") != stop })
 			if f.pid(dir, "keep", "1") != keep {
 				t.Error("keep work has another process")
 			}
@@ -234,7 +235,8 @@ func TestStopWorkEndsBeforeLeasePasses(t *testing.T) {
 }
 
 // A machine that was started anew, and a copy of a state directory: nothing is
-// attached, nothing is replaced, and the items start again after the expiry.
+// attached, nothing is replaced, and the items start again after the expiry, with
+// tokens of their own.
 func TestRebootAndCopy(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"reboot", "copy"} {
@@ -276,7 +278,7 @@ func TestRebootAndCopy(t *testing.T) {
 			if got := f.lease("n1"); got.AcquiredAt.Before(before.ExpiresAt) {
 				t.Errorf("the term was replaced %s before its expiry", before.ExpiresAt.Sub(got.AcquiredAt))
 			}
-			if pid := f.pid(next, "w", "1"); pid == old {
+			if pid := f.pid(next, "w", "2"); pid == old {
 				t.Error("a process of another boot was attached")
 			}
 		})
