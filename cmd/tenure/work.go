@@ -287,15 +287,13 @@ func printWork(out io.Writer, w *api.Work) error {
 
 // newWorkOrder makes "work stop" and "work move".
 func newWorkOrder(verb string) *cobra.Command {
-	var to string
 	cmd := &cobra.Command{
 		Use:  verb + " WORK --reason WHY",
 		Args: oneID("work"),
 	}
 	cmd.Short = "End a work item for good"
 	if verb == "move" {
-		cmd.Short = "Stop a movable work item, and place it on another node"
-		cmd.Flags().StringVar(&to, "to", "", "the node to move it to (default any other that fits)")
+		cmd.Short = "Stop a movable work item, and place it on another node that fits"
 	}
 	mark, use, out := addMark(cmd, true), addServer(cmd), addFormat(cmd)
 	cmd.ValidArgsFunction = use.complete(workNames)
@@ -309,7 +307,7 @@ func newWorkOrder(verb string) *cobra.Command {
 			if verb == "move" {
 				order = c.MoveWork
 			}
-			w, err := order(ctx, args[0], api.WorkOrder{Actor: m.Actor, Reason: m.Reason, To: to})
+			w, err := order(ctx, args[0], api.WorkOrder{Actor: m.Actor, Reason: m.Reason})
 			return workDone(cmd, *out, w, err)
 		})
 	})
