@@ -36,6 +36,20 @@ func (e *ReplacedError) Error() string {
 // Unwrap returns ErrReplaced.
 func (e *ReplacedError) Unwrap() error { return ErrReplaced }
 
+// RefusedError reports that a server would not take the first beat of a node. It
+// wraps the server's reason, which matches store.ErrPermission.
+type RefusedError struct {
+	Node string
+	Err  error
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("agent: node %q is refused: %v", e.Node, e.Err)
+}
+
+// Unwrap returns the server's reason.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
 // Agent is one run of a node. Its methods are safe for concurrent use.
 type Agent struct {
 	cfg         Config
@@ -123,7 +137,8 @@ func (a *Agent) Status() Status {
 
 // Run is the node until ctx ends, and then leaves running work as the package
 // comment says and returns nil. It returns *ReplacedError if another incarnation
-// has replaced this one, and errors of the state directory, of the driver, or of
+// has replaced this one, *RefusedError if the server refuses it before it has taken
+// any beat (a later refusal may pass, and is waited for), and errors of the state directory, of the driver, or of
 // a lease that can never be acquired. It can be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	if a.running.Swap(true) {
@@ -170,6 +185,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	stopSaving()
 	saves.Wait()
 	if e := a.fenced.Load(); e != nil {
+		return e
+	}
+	if e, ok := errors.AsType[*RefusedError](context.Cause(ctx)); ok {
 		return e
 	}
 	return failed

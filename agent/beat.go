@@ -31,6 +31,8 @@ type heart struct {
 	interval  time.Duration
 	sent      clock.Reading // when the last beat left
 	failed    bool
+	accepted  bool          // a beat, at any time
+	trouble   string        // why the last one was refused; "" if it was not
 	late      time.Duration // of own timers, at most since the last accepted beat
 	suspended time.Duration // likewise, time in which the host was suspended
 }
@@ -238,16 +240,14 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 	h.hears(err == nil)
 	if err != nil {
 		h.told = 0 // whoever answers next may not have them
-		if !h.failed {
-			h.failed = true
-			a.emit(Event{Kind: EventNoServer, Code: string(store.Classify(err)), Err: err})
-		}
+		h.complain(err)
 		if refused, ok := errors.AsType[*api.Error](err); ok && refused.Code == string(fleet.CodeReplaced) {
 			a.replaced(refused.Message)
 		}
 		a.view.doubt("beat: " + err.Error())
 		return
 	}
+	h.accepted, h.trouble = true, ""
 	if h.failed {
 		h.failed = false
 		a.emit(Event{Kind: EventServer})
@@ -263,6 +263,25 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 		h.interval = min(max(d, a.cfg.Interval/10), a.cfg.TTL/3)
 	}
 	a.heard(b, lease, reply)
+}
+
+// complain tells of a beat that failed, if the last one did not fail for the same
+// reason. An agent that was refused before it was ever heard has nothing to wait for.
+func (h *heart) complain(err error) {
+	e, trouble := Event{Kind: EventNoServer, Code: string(store.Classify(err)), Err: err}, ""
+	if errors.Is(err, store.ErrPermission) {
+		e.Kind, trouble = EventRefused, err.Error()
+		if refusal, ok := errors.AsType[*api.Error](err); ok { // and not which server said it
+			trouble = refusal.Code + ": " + refusal.Message
+		}
+	}
+	if !h.failed || h.trouble != trouble {
+		h.failed, h.trouble = true, trouble
+		h.a.emit(e)
+	}
+	if trouble != "" && !h.accepted {
+		h.a.end(&RefusedError{Node: h.a.cfg.Node, Err: err})
+	}
 }
 
 // renewed is what the keeper is told of its renewal.

@@ -103,15 +103,18 @@ type EventKind string
 
 // The kinds of event.
 const (
-	EventLeased      EventKind = "lease_acquired"
-	EventLost        EventKind = "lease_lost"
-	EventReplaced    EventKind = "incarnation_replaced" // fenced for good
-	EventDuplicate   EventKind = "duplicate_node"       // another incarnation uses the name
-	EventStale       EventKind = "orders_stale"
-	EventFresh       EventKind = "orders_fresh"
-	EventIntent      EventKind = "intent_changed"
-	EventNoServer    EventKind = "server_silent" // a beat failed; told once
-	EventServer      EventKind = "server_heard"  // again
+	EventLeased    EventKind = "lease_acquired"
+	EventLost      EventKind = "lease_lost"
+	EventReplaced  EventKind = "incarnation_replaced" // fenced for good
+	EventDuplicate EventKind = "duplicate_node"       // another incarnation uses the name
+	EventStale     EventKind = "orders_stale"
+	EventFresh     EventKind = "orders_fresh"
+	EventIntent    EventKind = "intent_changed"
+	EventNoServer  EventKind = "server_silent" // a beat failed; told once
+	// EventRefused: a server will not take beats of this node, and Err says why.
+	// Told again when the reason changes.
+	EventRefused     EventKind = "server_refused"
+	EventServer      EventKind = "server_heard" // again
 	EventStarted     EventKind = "work_started"
 	EventAttached    EventKind = "work_attached"
 	EventNotStarted  EventKind = "work_not_started"
@@ -137,7 +140,7 @@ type Event struct {
 func (a *Agent) emit(e Event) {
 	level := slog.LevelInfo
 	switch e.Kind {
-	case EventLost, EventReplaced, EventDuplicate, EventStale, EventNoServer, EventNotStarted, EventFenced, EventQuiesced, EventStateFailed:
+	case EventLost, EventReplaced, EventDuplicate, EventStale, EventNoServer, EventRefused, EventNotStarted, EventFenced, EventQuiesced, EventStateFailed:
 		level = slog.LevelWarn
 	}
 	attrs := []any{"node", a.cfg.Node}

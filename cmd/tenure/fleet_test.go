@@ -386,7 +386,7 @@ func TestFleetTLS(t *testing.T) {
 	cli(t, append(cordon[:len(cordon):len(cordon)], "--token-file", viewer)...).want(t, exitPermission, "viewer")
 	cli(t, append(cordon[:len(cordon):len(cordon)], "--token-file", operator)...).want(t, exitOK)
 	other := start(t, "agent", "--server", url, "--node", unique("other"), "--state-dir", t.TempDir(), "--ca", in("ca.pem"), "--token-file", agentToken)
-	until(t, "the refusal of another node's token", func() bool { return strings.Contains(other.stderr(), "bound to node") })
+	other.wait().wantLast(t, exitPermission, "refused", "bound to node")
 
 	withEnv := func(cmd *exec.Cmd) {
 		cmd.Env = append(cmd.Env, envToken+"=operator-operator-op", envCA+"="+in("ca.pem"), "TENURE_STORE="+url)
