@@ -81,7 +81,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for bound := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
+	for bound := time.Now().Add(sized(20*time.Second, 2*time.Minute)); !ok(); <-tick.C {
 		if time.Now().After(bound) {
 			t.Fatalf("not in time: %s", what)
 		}

@@ -14,12 +14,11 @@ import (
 )
 
 // braking is a configuration under which a brake engages and lets go within
-// seconds: a node is suspect after 1.5 s, and its lease is over after 3 s.
+// seconds, in the normal form: a node is suspect after 1.5 s, and its lease is over
+// after 3 s.
 func braking() Config {
-	return Config{
-		Interval: 500 * time.Millisecond, NodeTTL: 3 * time.Second, Reconcile: 250 * time.Millisecond,
-		Brake: fleet.BrakeConfig{Release: 6 * time.Second},
-	}
+	unit := sized(500*time.Millisecond, 3*time.Second) // hundreds of nodes on a small machine
+	return Config{Interval: unit, NodeTTL: 6 * unit, Reconcile: unit / 2, Brake: fleet.BrakeConfig{Release: 12 * unit}}
 }
 
 // zoned spreads agents over three zones.

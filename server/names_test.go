@@ -198,8 +198,8 @@ func TestFinishedAndTakenAtOnce(t *testing.T) {
 		d := newDatabase(t, kind)
 		b, r := d.manual(braking())
 		r.cfg.Takeover.Rate = fleet.Rate{Burst: 1000, Every: time.Millisecond}
-		size := sized(40, 1000)
-		facts := fleet.Facts{Capacity: fleet.Resources{"slots": int64(size)}}
+		const size = 40 // the registry is tested with 1000
+		facts := fleet.Facts{Capacity: fleet.Resources{"slots": size}}
 		n1 := b.newAgent("n1", "i1", facts)
 		n1.patience = 1 << 30
 		n1.start()
