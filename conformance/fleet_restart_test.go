@@ -94,7 +94,7 @@ func (b *fleetBed) together(pinned, movable string) *fleetHost {
 	b.t.Helper()
 	node := b.work(pinned).Owner
 	if b.work(movable).Owner != node {
-		if _, err := b.client.MoveWork(b.t.Context(), movable, api.WorkOrder{Actor: "test", Reason: "beside the other", To: node}); err != nil {
+		if _, err := b.client.MoveWork(b.t.Context(), movable, api.WorkOrder{Actor: "test", Reason: "beside the other"}); err != nil {
 			b.t.Fatal(err)
 		}
 		b.eventually(movable+" is on "+node, func() bool {
