@@ -93,7 +93,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conductor{cfg: cfg, killed: map[string]time.Time{}, suspected: map[suspicion]time.Time{}, joined: map[int]int{}}
+	c := &conductor{cfg: cfg, killed: map[string]time.Time{}, suspected: map[suspicion][]time.Time{}, joined: map[int]int{}}
 	c.report.Settings = Settings{
 		Database: cfg.Name, Nodes: cfg.Nodes, IntervalMS: cfg.Interval.Milliseconds(), SuspectAfterMS: cfg.suspect().Milliseconds(),
 		NodeTTLMS: cfg.NodeTTL.Milliseconds(), Relay: cfg.Relay, Replicas: cfg.Replicas, Connections: cfg.connections(),
@@ -121,7 +121,7 @@ type conductor struct {
 	mu        sync.Mutex
 	joined    map[int]int // by part
 	killed    map[string]time.Time
-	suspected map[suspicion]time.Time // first time
+	suspected map[suspicion][]time.Time // as told
 	false     []string
 	watching  bool // all have joined, so that a suspicion has to be right
 	trouble   []string
@@ -213,12 +213,21 @@ func (c *conductor) suspect(replica int, s *sighting) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := suspicion{replica, s.Node}
-	if _, again := c.suspected[key]; !again {
-		c.suspected[key] = s.At
-	}
+	c.suspected[key] = append(c.suspected[key], s.At)
 	if at, dead := c.killed[s.Node]; c.watching && (!dead || s.At.Before(at)) {
 		c.false = append(c.false, s.Node)
 	}
+}
+
+// detected returns after which time a replica suspected a node that died. What it
+// suspected before that was something else. The caller holds c.mu.
+func (c *conductor) detected(replica int, node string, death time.Time) (after time.Duration, ok bool) {
+	for _, at := range c.suspected[suspicion{replica, node}] {
+		if d := at.Sub(death); d >= 0 && (!ok || d < after) {
+			after, ok = d, true
+		}
+	}
+	return after, ok
 }
 
 // join starts the nodes and waits until all beat.
@@ -422,8 +431,8 @@ func (c *conductor) awaitSuspicion(ctx context.Context, stage string, before map
 			}
 			everywhere := true
 			for i := range c.replicas {
-				if seen, ok := c.suspected[suspicion{i, node}]; ok {
-					times = append(times, seen.Sub(at))
+				if after, ok := c.detected(i, node, at); ok {
+					times = append(times, after)
 				} else {
 					everywhere = false
 				}
