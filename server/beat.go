@@ -308,7 +308,7 @@ func (s *Server) WaitOrders(ctx context.Context, node string, after uint64, wait
 	defer timeout.Stop()
 	for n := s.in.find(node); n != nil; n = s.in.find(node) {
 		n.mu.Lock()
-		row, changed := n.row, n.changed
+		row, changed := n.orders()
 		n.mu.Unlock()
 		if row != nil && row.Orders != after {
 			break

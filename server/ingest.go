@@ -33,7 +33,7 @@ type slot struct {
 
 	mu          sync.Mutex
 	incarnation string
-	replaced    [4]string // incarnations before this one, newest first
+	replaced    []string // incarnations before this one, newest first, at most maxReplaced
 	seq         uint64
 	facts       *fleet.Facts
 	version     uint64 // of facts
@@ -53,7 +53,19 @@ type slot struct {
 	row     *registry.Node // as read last; nil if the registry has none
 	rowAt   time.Duration  // when that reading began, on the boot clock
 	agreed  agreement
-	changed chan struct{} // closed when row.Orders changes
+	changed chan struct{} // closed when row.Orders changes; nil while nobody waits
+}
+
+// maxReplaced is how many incarnations before the present one a replica remembers.
+const maxReplaced = 4
+
+// orders returns the row as it is and what is closed when its orders change. The
+// caller holds s.mu.
+func (s *slot) orders() (*registry.Node, <-chan struct{}) {
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return s.row, s.changed
 }
 
 // agreement is a row of the registry that was found to have what a node says of
@@ -97,7 +109,7 @@ func (i *ingest) slot(id string) *slot {
 	if s = i.byID[id]; s != nil {
 		return s
 	}
-	s = &slot{id: id, detector: i.fresh, liveness: fleet.Observing, since: time.Now(), changed: make(chan struct{})}
+	s = &slot{id: id, detector: i.fresh, liveness: fleet.Observing, since: time.Now()}
 	s.detector.Begin(i.at())
 	i.byID[id] = s
 	i.slots = append(i.slots, s)
@@ -146,7 +158,7 @@ func (s *slot) standing(incarnation string, now time.Duration) standing {
 	switch {
 	case s.incarnation == incarnation:
 		return present
-	case slices.Contains(s.replaced[:], incarnation):
+	case slices.Contains(s.replaced, incarnation):
 		return replaced
 	case s.incarnation == "" || s.liveness == fleet.Suspect || !s.leased(now):
 		return newcomer
@@ -192,8 +204,7 @@ func (s *slot) become(incarnation string) {
 		return
 	}
 	if s.incarnation != "" {
-		copy(s.replaced[1:], s.replaced[:])
-		s.replaced[0] = s.incarnation
+		s.replaced = slices.Insert(s.replaced[:min(len(s.replaced), maxReplaced-1)], 0, s.incarnation)
 	}
 	s.incarnation, s.seq, s.version, s.facts, s.duplicate = incarnation, 0, 0, nil, ""
 }

@@ -258,7 +258,7 @@ func (s *Server) take(row *registry.Node, read time.Duration) {
 		return // a later reading came first
 	}
 	n.rowAt = read
-	if row.Incarnation != "" && row.Incarnation != n.incarnation && !slices.Contains(n.replaced[:], row.Incarnation) {
+	if row.Incarnation != "" && row.Incarnation != n.incarnation && !slices.Contains(n.replaced, row.Incarnation) {
 		n.become(row.Incarnation)
 	}
 	if n.facts != nil && sameFacts(&row.Facts, n.facts) {
@@ -266,9 +266,9 @@ func (s *Server) take(row *registry.Node, read time.Duration) {
 	}
 	n.see(row.Lease, read)
 	s.in.told(n, row.LastSeen, row.Age, at)
-	if n.row == nil || n.row.Orders != row.Orders {
+	if n.changed != nil && (n.row == nil || n.row.Orders != row.Orders) {
 		close(n.changed)
-		n.changed = make(chan struct{})
+		n.changed = nil
 	}
 	n.row = row
 }
