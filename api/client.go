@@ -46,6 +46,11 @@ type Config struct {
 
 	// UserAgent names the program. Default "tenure".
 	UserAgent string
+
+	// Transport sends the requests in place of connections of the client's own, for
+	// a program that serves the interface itself. TLS is not used then. It must be
+	// safe for concurrent use.
+	Transport http.RoundTripper
 }
 
 // Client speaks to the replicas of one server. It is safe for concurrent use and
@@ -72,7 +77,14 @@ type Client struct {
 }
 
 // lane is a pool of connections for one kind of request.
-type lane struct{ transport *http.Transport }
+type lane struct{ transport http.RoundTripper }
+
+// closeIdle drops the connections of a lane that no request uses.
+func (l *lane) closeIdle() {
+	if pool, ok := l.transport.(interface{ CloseIdleConnections() }); ok {
+		pool.CloseIdleConnections()
+	}
+}
 
 // NewClient returns a client. It sends nothing. The error matches store.ErrInvalid.
 func NewClient(cfg Config) (*Client, error) {
@@ -106,7 +118,9 @@ func NewClient(cfg Config) (*Client, error) {
 		c.replicas = append(c.replicas, u)
 	}
 	for _, l := range []*lane{&c.beats, &c.calls, &c.streams} {
-		l.transport = newTransport(cfg.TLS)
+		if l.transport = cfg.Transport; l.transport == nil {
+			l.transport = newTransport(cfg.TLS)
+		}
 	}
 	return c, nil
 }
@@ -123,7 +137,7 @@ func (c *Client) Servers() []string {
 // Close drops idle connections. Requests under way go on.
 func (c *Client) Close() error {
 	for _, l := range []*lane{&c.beats, &c.calls, &c.streams} {
-		l.transport.CloseIdleConnections()
+		l.closeIdle()
 	}
 	return nil
 }
@@ -303,7 +317,7 @@ func (c *Client) attempt(ctx context.Context, base *url.URL, r call, body []byte
 	}
 	if attempt.Err() != nil {
 		// Whatever else stands in the pool may be as dead as this one.
-		r.lane.transport.CloseIdleConnections()
+		r.lane.closeIdle()
 	}
 	if !sent {
 		err = fmt.Errorf("%w: %w", errUnsent, err)

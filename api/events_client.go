@@ -59,7 +59,7 @@ func (c *Client) open(ctx context.Context, path string, query url.Values) (*stre
 		}
 		if !errors.Is(ctx.Err(), context.Canceled) {
 			c.current.CompareAndSwap(i, (i+1)%uint32(len(c.replicas)))
-			r.lane.transport.CloseIdleConnections()
+			r.lane.closeIdle()
 		}
 		return nil, c.failed(base, r, ctx, err)
 	}

@@ -56,9 +56,11 @@ type NodeLease struct {
 	OverMS      int64            `json:"over_ms,omitempty"`
 }
 
-// Nodes answers GET nodes, oldest beat first.
+// Nodes answers GET nodes, oldest beat first unless another order was asked for.
 type Nodes struct {
 	Nodes []Node `json:"nodes"`
+	// Matched is how many nodes fit the question, on this page or not.
+	Matched int `json:"matched"`
 }
 
 // Eligible answers GET nodes/{id}/eligible, with status 200 or 503.

@@ -66,6 +66,7 @@ func (s *Server) Handler(cfg HTTPConfig) http.Handler {
 	h.registerBrake(a)
 	h.registerEvents(a)
 	h.registerConfig(a)
+	h.registerObserve(a)
 	h.describeBeats(a)
 	for _, path := range []string{beatPath, beatsPath} { // which ServeHTTP serves; for the other methods
 		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { h.serveBeats(w, r, identity(r.Context())) })

@@ -49,10 +49,27 @@ func (h *handler) registerNodes(a huma.API) {
 }
 
 type nodesInput struct {
-	Authoritative bool `query:"authoritative" doc:"read the registry now, in place of what this replica read last"`
+	Authoritative bool   `query:"authoritative" doc:"read the registry now, in place of what this replica read last; of all nodes, without the other parameters"`
+	Match         string `query:"match" doc:"only those with this in their id"`
+	Is            string `query:"is" doc:"only those that are all of these, joined by commas: eligible, excluded, late, stale, fenced, draining, cordoned, not_ready, stuck, flapping"`
+	Reason        string `query:"reason" doc:"only those that this reason excludes"`
+	Label         string `query:"label" doc:"only those with this label, as KEY=VALUE"`
+	Sort          string `query:"sort" doc:"age (oldest beat first, as if left out), id, lease, work or stuck; with a minus before it, the other way round"`
+	Offset        int    `query:"offset" minimum:"0" maximum:"1000000" doc:"nodes to pass over"`
+	Limit         int    `query:"limit" minimum:"1" maximum:"10000" doc:"nodes on the page; all if left out"`
 }
 
 func (h *handler) nodes(ctx context.Context, in *nodesInput) (*of[api.Nodes], error) {
+	q, some, err := in.query()
+	if err != nil {
+		return nil, err
+	}
+	if some {
+		if in.Authoritative {
+			return nil, &store.InvalidError{Field: "authoritative", Value: "true", Rule: "goes with no other parameter"}
+		}
+		return answer(h.someNodes(&q))
+	}
 	nodes := h.Nodes()
 	if in.Authoritative || len(nodes) == 0 {
 		var err error
@@ -60,7 +77,7 @@ func (h *handler) nodes(ctx context.Context, in *nodesInput) (*of[api.Nodes], er
 			return nil, err
 		}
 	}
-	return answer(api.Nodes{Nodes: h.wireNodes(nodes)})
+	return answer(api.Nodes{Nodes: h.wireNodes(nodes), Matched: len(nodes)})
 }
 
 type nodeInput struct {

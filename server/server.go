@@ -32,6 +32,8 @@ type Server struct {
 	renewer *renewer
 	owners  owners
 	counts  counts
+	history history
+	views   views
 
 	loaded    atomic.Bool
 	failing   atomic.Pointer[error] // of the last refresh; nil if it went well
@@ -102,7 +104,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	var all sync.WaitGroup
-	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.rereadLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.reconcileLoop(keeper)} {
+	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.rereadLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.historyLoop, s.reconcileLoop(keeper)} {
 		all.Go(func() { loop(ctx) })
 	}
 	err = keeper.Run(ctx)

@@ -105,8 +105,7 @@ func (s *Server) wireNode(n *fleet.Node) api.Node {
 		Liveness: n.Liveness, AgeMS: n.Age.Milliseconds(), Since: n.Since, Lease: wireLease(n.Lease),
 		Intent: n.Intent.State(), IntentMarks: n.Intent, Reserved: n.Reserved, Work: n.Work, Stuck: n.Stuck,
 		Flapping: n.Flapping, Duplicate: n.Duplicate,
-		Stale: n.Liveness == fleet.Suspect, Fenced: n.Lease.State != fleet.LeaseHeld,
-		Draining:   n.Intent.Drain != nil,
+		Stale: stale(n), Fenced: fenced(n), Draining: draining(n),
 		Exclusions: nonNil(fleet.Exclusions(*n, fleet.Request{}, time.Now(), s.conditions())),
 	}
 }
