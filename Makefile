@@ -9,6 +9,9 @@ MAKEFLAGS += --no-print-directory
 MODULES = $$(go list -m -f '{{.Dir}}')
 PACKAGES = $$(go list -m -f '{{.Dir}}/...')
 
+# The tests that write, with -update, the generated parts of the documentation.
+GENERATED := TestStoresTable|TestExitTable|TestTimings|TestAPIPage|TestCodesPage
+
 # A package that takes longer than this hangs.
 TIMEOUT ?= 20m
 FUZZTIME ?= 20s
@@ -69,7 +72,7 @@ bin/golangci-lint: tools/go.mod tools/go.sum
 
 .PHONY: generate
 generate: ## write the generated parts of the documentation
-	go test ./cmd/tenure -run 'TestStoresTable|TestExitTable' -count 1 -update
+	go test ./cmd/tenure -run '$(GENERATED)' -count 1 -update
 
 .PHONY: verify
 verify: ## check go.mod files, formatting, vet, lint and generated documentation
@@ -78,4 +81,4 @@ verify: ## check go.mod files, formatting, vet, lint and generated documentation
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w these:"; echo "$$unformatted"; exit 1; }
 	@for dir in $(MODULES); do echo "vet $$dir"; go -C "$$dir" vet ./...; done
 	@$(MAKE) lint
-	go test ./cmd/tenure -run 'TestStoresTable|TestExitTable' -count 1
+	go test ./cmd/tenure -run '$(GENERATED)' -count 1
