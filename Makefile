@@ -29,13 +29,13 @@ build: ## build bin/tenure
 
 .PHONY: test
 test: ## run all tests, the short form of the torture test included (needs Postgres)
-	@tools/need go postgres faketime psycopg2
+	@tools/need go postgres faketime psycopg2 chromium
 	go vet ./bench/... # has little to test; at least it compiles
 	go test -timeout $(TIMEOUT) $(PACKAGES)
 
 .PHONY: race
 race: ## run all tests with the race detector
-	@tools/need go cc postgres faketime psycopg2
+	@tools/need go cc postgres faketime psycopg2 chromium
 	go test -race -timeout 40m $(PACKAGES)
 
 .PHONY: torture

@@ -133,24 +133,6 @@ func printEvent(cmd *cobra.Command, out format, e *fleet.Event) error {
 	if out == asJSON {
 		return printJSONLine(cmd.OutOrStdout(), e)
 	}
-	_, err := fmt.Fprintln(cmd.OutOrStdout(), escape(eventText(e)))
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), escape(api.EventLine(e)))
 	return err
-}
-
-// eventText is an event on one line.
-func eventText(e *fleet.Event) string {
-	parts := []string{e.At.UTC().Format("2006-01-02T15:04:05.000Z"), fmt.Sprintf("%-17s", e.Kind)}
-	for _, p := range [][2]string{{"work ", e.Work}, {"node ", e.Node}, {"", string(e.Code)}, {"by ", e.Actor}} {
-		if p[1] != "" {
-			parts = append(parts, p[0]+p[1])
-		}
-	}
-	if e.Token > 0 {
-		parts = append(parts, "token "+e.Token.String())
-	}
-	line := strings.Join(parts, "  ")
-	if e.Text != "" {
-		line += ": " + e.Text
-	}
-	return line
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/server"
+	"github.com/tenurehq/tenure/server/dashboard"
 	"github.com/tenurehq/tenure/server/registry"
 )
 
@@ -26,6 +28,8 @@ type serverSettings struct {
 	listen server.ListenConfig
 	probes []string
 	quiet  bool
+	// noDashboard serves the interface alone.
+	noDashboard bool
 }
 
 func newServer() *cobra.Command {
@@ -84,6 +88,7 @@ viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
 	addDuration(flags, &cfg.Retention.Events, "keep-events", 0, time.Minute, 10*long, "age up to which the ledger is kept (default 720h)")
 	addDuration(flags, &cfg.Retention.Ended, "keep-ended", 0, time.Minute, 10*long, "likewise work that ended (default 168h)")
 	flags.StringArrayVar(&s.probes, "probe", nil, "NODE=URL: ask a node that cannot call out, with http://, https:// or tcp://HOST:PORT; may be repeated")
+	flags.BoolVar(&s.noDashboard, "no-dashboard", false, "serve the interface alone, without the pages below /ui/")
 	flags.BoolVarP(&s.quiet, "quiet", "q", false, "log nothing but what is wrong")
 	addSettings(cmd)
 	cmd.RunE = daemon(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
@@ -164,6 +169,7 @@ type plane struct {
 	store    location
 	sources  map[string]string
 	secure   bool
+	pages    bool // the dashboard is served
 	closeDB  closeFunc
 }
 
@@ -179,7 +185,7 @@ func openPlane(ctx context.Context, loc location, s *serverSettings, sources map
 	if err != nil {
 		return nil, err
 	}
-	p := &plane{store: loc, sources: sources, closeDB: closeDB, secure: s.listen.CertFile != ""}
+	p := &plane{store: loc, sources: sources, closeDB: closeDB, secure: s.listen.CertFile != "", pages: !s.noDashboard}
 	if p.srv, err = server.New(st, reg, s.cfg); err != nil {
 		p.closeDB()
 		return nil, settingsError(err)
@@ -190,6 +196,9 @@ func openPlane(ctx context.Context, loc location, s *serverSettings, sources map
 		return nil, listenError(s.listen.Address, err)
 	}
 	p.handler = p.srv.Handler(server.HTTPConfig{Tokens: tokens, Version: buildVersion().Version, Sources: sources})
+	if p.pages {
+		p.handler = dashboard.New(dashboard.Config{API: p.handler, Logger: s.cfg.Logger})
+	}
 	return p, nil
 }
 
@@ -257,6 +266,11 @@ func (p *plane) url() string {
 	return scheme + "://" + addr
 }
 
+// pagesURL is where a browser finds the dashboard, from this host.
+func (p *plane) pagesURL() string {
+	return "http" + strings.TrimPrefix(p.url(), "tenure") + "/ui/"
+}
+
 // describe prints what the replica runs with, and what falls out of it.
 func (p *plane) describe(w io.Writer) error {
 	cfg := p.srv.Config()
@@ -272,6 +286,9 @@ func (p *plane) describe(w io.Writer) error {
 		{"takeover", fmt.Sprintf("of movable work begins within %s of a crash, within %s if the reconciler dies with it", d(e.TakeoverMS), d(e.TakeoverDeadMS))},
 		{"writes", fmt.Sprintf("%s rows a second for 100, 1,000 and 10,000 nodes, in at most %.0f commits a second",
 			rates(e.RowsPerSecond/10, e.RowsPerSecond, e.RowsPerSecond*10), e.CommitsPerSecond)},
+	}
+	if p.pages {
+		rows = slices.Insert(rows, 1, [2]string{"dashboard", p.pagesURL()})
 	}
 	for _, s := range cfg.Settings() {
 		if from := p.sources[s.Name]; from != "" {

@@ -58,25 +58,15 @@ func hasCode(err error, code fleet.Code) bool {
 }
 
 func printWhy(w io.Writer, why *whyJSON) error {
-	lines := []string{}
-	add := func(text []string, events []fleet.Event, more ...string) {
+	var lines []string
+	if why.Node != nil {
+		lines = why.Node.Lines()
+	}
+	if why.Work != nil {
 		if len(lines) > 0 {
 			lines = append(lines, "")
 		}
-		lines = append(lines, text...)
-		lines = append(lines, nonEmpty(more...)...)
-		if len(events) > 0 {
-			lines = append(lines, "last events:")
-		}
-		for i := range events {
-			lines = append(lines, "  "+eventText(&events[i]))
-		}
-	}
-	if n := why.Node; n != nil {
-		add(n.Text, n.Events, "  detector:  "+n.Detector, brakeText(n.Brake))
-	}
-	if x := why.Work; x != nil {
-		add(x.Text, x.Events, brakeText(x.Brake))
+		lines = append(lines, why.Work.Lines()...)
 	}
 	for _, line := range lines {
 		if _, err := fmt.Fprintln(w, escape(line)); err != nil {
@@ -84,11 +74,4 @@ func printWhy(w io.Writer, why *whyJSON) error {
 		}
 	}
 	return nil
-}
-
-func brakeText(b *api.BrakeState) string {
-	if b == nil {
-		return ""
-	}
-	return "  brake:     " + b.Domain + ": " + b.Text
 }
