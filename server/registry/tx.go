@@ -207,7 +207,7 @@ func (t *tx) guard(f Fence) (bool, error) {
 		return err == nil, err
 	}
 	var current bool
-	err := t.row("SELECT token = $2 AND token > floor FROM tenure_lease WHERE name = $1", f.Lease, int64(f.Token)).Scan(&current)
+	err := t.row("SELECT token = $2 AND token > floor AND NOT revoked AND ended_us = 0 FROM tenure_lease WHERE name = $1", f.Lease, int64(f.Token)).Scan(&current)
 	if errors.Is(err, sql.ErrNoRows) {
 		return false, nil
 	}

@@ -97,7 +97,7 @@ func (g *TableGuard) check() error {
 }
 
 // guardTriggers is how many triggers fence/guard.sql makes.
-const guardTriggers = 5
+const guardTriggers = 6
 
 // addedColumn is the comment by which a column that a guard added is known again.
 const addedColumn = "added by tenure fence guard"
@@ -141,7 +141,7 @@ func (s *Store) PlanGuard(ctx context.Context, g TableGuard) ([]FenceStep, error
 	}
 	text, mark := s.fenceText("guard.sql", []string{
 		"{{table}}", rel.sql(), "{{guard}}", rel.guard, "{{on_stale}}", string(g.OnStale),
-		"{{owner}}", owner, "{{token}}", token, "{{owner_text}}", "'" + g.Owner + "'", "{{token_text}}", "'" + g.Token + "'",
+		"{{owner}}", owner, "{{token}}", token, "{{token_text}}", "'" + g.Token + "'",
 	})
 	if rel.mark != mark || rel.triggers != guardTriggers {
 		steps = append(steps, FenceStep{What: "guard " + rel.sql(),
@@ -277,7 +277,7 @@ func (s *Store) PlanUnguard(ctx context.Context, table string, dropColumns bool)
 		if have.Table != rel.qualified {
 			continue
 		}
-		for _, name := range []string{"statement", "truncate", "row", "token_own", "token_none"} {
+		for _, name := range []string{"statement", "truncate", "other_owner", "newer_token", "token_own", "token_none"} {
 			text += fmt.Sprintf("DROP TRIGGER IF EXISTS \"00_tenure_guard_%s\" ON %s;\n", name, rel.sql())
 		}
 		for _, reason := range guardReasons {

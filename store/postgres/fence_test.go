@@ -320,7 +320,7 @@ func TestFenceRemove(t *testing.T) {
 	if _, err := s.PlanFenceRemoval(bounded(t)); !errors.Is(err, store.ErrBusy) || !strings.Contains(err.Error(), `public."Odd name"`) {
 		t.Errorf("removal beneath a guarded table: got error %v, want one that names it", err)
 	}
-	exec(t, pool, `ALTER TABLE "Odd name" DISABLE TRIGGER "00_tenure_guard_row"`)
+	exec(t, pool, `ALTER TABLE "Odd name" DISABLE TRIGGER "00_tenure_guard_other_owner"`)
 	if all, err := s.Guarded(bounded(t)); err != nil || len(all) != 1 || all[0].Enabled {
 		t.Errorf("with a trigger disabled: got %+v, error %v", all, err)
 	}
@@ -419,5 +419,53 @@ func TestGuardSQL(t *testing.T) {
 			t.Error(err)
 		}
 		g = next
+	}
+}
+
+// TestFenceLendsNoRights: what the fence runs with its owner's rights looks at
+// nothing that somebody else may have defined. A cast to json, which a look at a
+// row as json would call, is such a thing.
+func TestFenceLendsNoRights(t *testing.T) {
+	t.Parallel()
+	s, pool, _ := fenced(t)
+	exec(t, pool, "CREATE TABLE asked (by text NOT NULL); GRANT INSERT ON asked TO PUBLIC")
+	role := "writer_" + strings.ToLower(store.NewAttempt().String()[:8])
+	exec(t, pool, "CREATE ROLE "+role+" LOGIN; GRANT ALL ON SCHEMA public TO "+role)
+	t.Cleanup(func() {
+		_, _ = pool.Exec(context.Background(), "DROP OWNED BY "+role+" CASCADE; DROP ROLE "+role)
+	})
+	trap := `CREATE TYPE trap AS ENUM ('a');
+		CREATE FUNCTION spring(trap) RETURNS json LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.asked VALUES (current_user); RETURN '1'; END $$;
+		CREATE CAST (trap AS json) WITH FUNCTION spring(trap);
+		CREATE TABLE traps (id int PRIMARY KEY, owner text, token bigint, c trap); INSERT INTO traps VALUES (1, 'theirs', 1, 'a'), (2, 'job', 9, 'a'), (3, NULL, NULL, 'a')`
+	exec(t, pool, "SET ROLE "+role+"; "+trap+"; RESET ROLE")
+	g := hold(t, s, request("job"))
+	guardTable(t, s, postgres.TableGuard{Table: "traps"})
+
+	tx := begin(t, pool, pgx.ReadCommitted)
+	exec(t, tx, "SET LOCAL ROLE "+role)
+	exec(t, tx, "SELECT tenure_fence('job', $1)", int64(g.Token))
+	exec(t, tx, "UPDATE traps SET owner = 'job'")
+	exec(t, tx, "DELETE FROM traps WHERE id < 3")
+	if err := tx.Commit(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got := refused(t, s, "other_owner"); got != 2 {
+		t.Errorf("rows of another owner: got %d refusals, want 2", got)
+	}
+	if got := refused(t, s, "newer_token"); got != 2 {
+		t.Errorf("rows of a later term: got %d refusals, want 2", got)
+	}
+	var other int
+	if err := pool.QueryRow(bounded(t), "SELECT count(*) FROM asked WHERE by <> $1", role).Scan(&other); err != nil || other != 0 {
+		t.Errorf("the trap was sprung %d times with another role's rights, error %v; want never", other, err)
+	}
+
+	// Nor may anybody put the guard's functions on a table of their own.
+	for _, f := range []string{"tenure_guard_row", "tenure_guard_statement"} {
+		_, err := pool.Exec(bounded(t), "SET ROLE "+role+"; CREATE TEMP TABLE own (owner text); CREATE TRIGGER b BEFORE UPDATE ON own FOR EACH ROW EXECUTE FUNCTION public."+f+"('x', 'zero', 'owner')")
+		if sqlState(err) != "42501" {
+			t.Errorf("%s on another's table: got %v, want permission denied", f, err)
+		}
 	}
 }

@@ -29,8 +29,8 @@ type SQLTx interface {
 // commit only before the next term of name is granted (P7). schema is that of
 // the tables, "" for "public".
 //
-// Guard returns *fence.StaleError if token is not the current one or not above
-// the floor; the transaction is then aborted. Above READ COMMITTED it returns
+// Guard returns *fence.StaleError if token is not the current one, or its term was
+// revoked, released or ended by a floor; the transaction is then aborted. Above READ COMMITTED it returns
 // an error matching store.ErrBusy, with SQLSTATE 40001 inside, if the snapshot
 // is too old to tell: run the transaction again. Other errors are those of tx.
 //
@@ -63,7 +63,16 @@ type SQLTx interface {
 //     above follows.
 //
 // A release, a revocation and a renewal change no key, so they go past a guard:
-// until the next term is granted nobody else writes. A savepoint that is rolled
+// until the next term is granted nobody else writes. A guard that sees that the
+// term was released or revoked refuses, though the proof does not need it: no
+// such term comes back, so that to see it early or late is the same. That it has
+// expired a guard does not ask: a later renewal would make its snapshot wrong.
+//
+// An advisory lock on the name, shared by guards and taken alone by a grant, comes
+// before the row's. The proof does not need it either. It makes the queue fair: a
+// grant waits once for the guards that are there, at most Config.TakeoverWait, and
+// those that come later wait behind it, where a row lock would let them pass for
+// as long as there are any. A savepoint that is rolled
 // back gives the lock up with all that was written since, and what the guarded
 // transaction writes later is then unguarded.
 //

@@ -299,3 +299,79 @@ func TestBlockerOfANewName(t *testing.T) {
 		t.Errorf("got error %v, want a *store.BusyError with one blocker", err)
 	}
 }
+
+// TestGuardOfAnEndedTerm: a term that was released or revoked is refused before
+// the next one is granted.
+func TestGuardOfAnEndedTerm(t *testing.T) {
+	t.Parallel()
+	s, pool := fresh(t)
+	exec(t, pool, "CREATE TABLE target (token bigint)")
+	for name, end := range map[string]func(g store.Grant) error{
+		"released": func(g store.Grant) error {
+			results, err := s.Release(bounded(t), []store.Grant{g})
+			return errors.Join(err, results[0].Err)
+		},
+		"revoked": func(g store.Grant) error { return s.Revoke(bounded(t), g.Name, g.Token, store.Revocation{Why: "test"}) },
+		"revoked now": func(g store.Grant) error {
+			return s.Revoke(bounded(t), g.Name, g.Token, store.Revocation{Why: "test", Now: true})
+		},
+	} {
+		g := hold(t, s, request(strings.ReplaceAll(name, " ", "-")))
+		if err := end(g); err != nil {
+			t.Fatal(err)
+		}
+		for _, level := range levels {
+			tx := begin(t, pool, level)
+			err := guardedInsert(t, tx, g)
+			if stale, ok := errors.AsType[*fence.StaleError](err); !ok || stale.Current != 0 {
+				t.Errorf("%s, %s: got %v, want a stale token without a next one", name, level, err)
+			}
+			_ = tx.Rollback(context.Background())
+		}
+	}
+}
+
+// TestTakeoverIsNotStarved: guarded transactions of a term that is over, each
+// short, and always some of them open, do not hold off the next term.
+func TestTakeoverIsNotStarved(t *testing.T) {
+	t.Parallel()
+	const writers = 12
+	_, pool := fresh(t, func(c *pgxpool.Config) { c.MaxConns = writers + 2 })
+	s := open(t, pool, postgres.Config{TakeoverWait: limit})
+	g := hold(t, s, request("job"))
+	opened, ended := make(chan struct{}, writers), make(chan error, writers)
+	for i := range writers {
+		work := fmt.Sprintf("SELECT pg_sleep(%d / 1000.0)", 150+17*i) // of different lengths, so that they overlap
+		go func() {
+			for first := true; ; first = false {
+				tx, err := pool.Begin(t.Context())
+				if err == nil {
+					if err = postgres.Guard(t.Context(), tx, "", g.Name, g.Token); err == nil {
+						_, err = tx.Exec(t.Context(), work)
+					}
+					_ = tx.Rollback(context.WithoutCancel(t.Context()))
+				}
+				if first {
+					opened <- struct{}{}
+				}
+				if err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+	}
+	for range writers {
+		<-opened
+	}
+	rec, err := s.Acquire(bounded(t), replacing(g))
+	if err != nil || rec.Token != g.Token+1 {
+		t.Errorf("takeover among guarded transactions: got token %s, error %v, want token %s", rec.Token, err, g.Token+1)
+	}
+	for range writers {
+		err := <-ended
+		if stale, ok := errors.AsType[*fence.StaleError](err); !ok || stale.Current != g.Token+1 {
+			t.Errorf("a guard after the takeover: got %v, want a stale token", err)
+		}
+	}
+}

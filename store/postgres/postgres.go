@@ -121,12 +121,17 @@ func (s *Store) Features() store.Features {
 	}
 }
 
-// space and channel keep the schemas of one database apart: the first number
-// of the advisory locks under which waiters are registered, and where
-// notifications are sent.
-func (s *Store) space() int32 {
+// space, guards and channel keep the schemas of one database apart: the first
+// number of the advisory locks under which waiters are registered, that of those
+// on which guarded transactions and takeovers queue, and where notifications are
+// sent.
+func (s *Store) space() int32 { return spaceOf("tenure " + s.schema) }
+
+func (s *Store) guards() int32 { return spaceOf("tenure guards " + s.schema) }
+
+func spaceOf(use string) int32 {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte("tenure " + s.schema)) // never fails
+	_, _ = h.Write([]byte(use)) // never fails
 	return int32(h.Sum32())
 }
 

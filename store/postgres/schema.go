@@ -97,6 +97,7 @@ func (s *Store) expand(text string) string {
 	return strings.NewReplacer(
 		"{{schema}}", `"`+s.schema+`"`,
 		"{{space}}", strconv.Itoa(int(s.space())),
+		"{{guards}}", strconv.Itoa(int(s.guards())),
 		"{{channel}}", s.channel(),
 	).Replace(text)
 }
@@ -140,7 +141,7 @@ func (s *Store) inspect(ctx context.Context) ([]store.Finding, error) {
 			WHERE n.nspname = '`+s.schema+`' AND c.relname = 'tenure_lease'),
 		(SELECT count(DISTINCT p.proname) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 			WHERE n.nspname = '`+s.schema+`' AND p.proname IN ('tenure_clock', 'tenure_begin', 'tenure_tell', 'tenure_acquire', 'tenure_renew', 'tenure_release',
-				'tenure_revoke', 'tenure_raise_floor', 'tenure_done', 'tenure_clean', 'tenure_guard', 'tenure_blockers')),
+				'tenure_revoke', 'tenure_raise_floor', 'tenure_done', 'tenure_clean', 'tenure_current', 'tenure_guard', 'tenure_blockers')),
 		(SELECT count(*) FROM `+s.prefix+`tenure_floor)`)
 	if err != nil {
 		return nil, err
@@ -170,8 +171,8 @@ func (s *Store) inspect(ctx context.Context) ([]store.Finding, error) {
 		broken("fillfactor", fmt.Sprintf("table tenure_lease has fillfactor %d, so renewals cannot be heap-only and bloat its indexes", fill),
 			fmt.Sprintf("ALTER TABLE %stenure_lease SET (fillfactor = 50)", s.prefix))
 	}
-	if functions < 12 {
-		broken("functions_missing", fmt.Sprintf("%d of tenure's 12 functions are missing", 12-functions), migrate)
+	if functions < 13 {
+		broken("functions_missing", fmt.Sprintf("%d of tenure's 13 functions are missing", 13-functions), migrate)
 	}
 	if floors != 1 {
 		broken("floor_missing", fmt.Sprintf("table tenure_floor has %d rows, must have 1", floors), "INSERT INTO "+s.prefix+"tenure_floor DEFAULT VALUES, then raise the floor above every token that was granted")

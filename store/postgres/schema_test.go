@@ -83,7 +83,7 @@ func TestCheckBites(t *testing.T) {
 		{"fillfactor", "ALTER TABLE tenure_lease RESET (fillfactor)", "fillfactor 100"},
 		{"older", "DELETE FROM tenure_schema WHERE version > 1", "version 1"},
 		{"newer", "INSERT INTO tenure_schema VALUES (99)", "version 99"},
-		{"function", "DROP FUNCTION tenure_guard", "1 of tenure's 12 functions"},
+		{"function", "DROP FUNCTION tenure_guard", "1 of tenure's 13 functions"},
 		{"floor", "DELETE FROM tenure_floor", "tenure_floor has 0 rows"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -22,7 +22,8 @@ type Tx interface {
 // lock, so that nobody can start the next term before the transaction ends. The
 // lock stalls every other writer of the file: keep the transaction short. Call
 // Guard first in the transaction. It returns *fence.StaleError if the token is
-// not the current one or a floor was raised above it, and an error matching
+// not the current one, or its term was revoked, released or ended by a floor, and
+// an error matching
 // store.ErrBusy if somebody else is writing, or has written since this
 // transaction first read: roll back and begin again. tx is a *sql.Tx, or a
 // *sql.Conn on which BEGIN was run. InGuard does all of this, and bounds it.
@@ -41,16 +42,17 @@ func Guard(ctx context.Context, tx Tx, name string, token fence.Token) error {
 	if _, err := tx.ExecContext(ctx, "UPDATE tenure_lease SET token = token WHERE name = ?1 AND token < 0", name); err != nil {
 		return classify("guard", err)
 	}
-	var current, floor fence.Token
-	err := tx.QueryRowContext(ctx, "SELECT coalesce(max(token), 0), coalesce(max(floor), 0) FROM tenure_lease WHERE name = ?1", name).Scan(&current, &floor)
+	var current fence.Token
+	var over bool
+	err := tx.QueryRowContext(ctx, "SELECT coalesce(max(token), 0), coalesce(max(token <= floor OR revoked OR ended_us <> 0), 1) FROM tenure_lease WHERE name = ?1", name).Scan(&current, &over)
 	if err != nil {
 		return classify("guard", err)
 	}
-	if token == current && token > floor {
+	if token == current && !over {
 		return nil
 	}
 	if token == current {
-		current = 0 // ended by the floor, and there is no next one yet
+		current = 0 // it has ended, and there is no next one yet
 	}
 	return &fence.StaleError{Resource: name, Token: token, Current: current}
 }

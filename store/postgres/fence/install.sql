@@ -31,7 +31,7 @@ END $$;
 REVOKE ALL ON FUNCTION {{schema}}.tenure_refuse(text, text) FROM PUBLIC;
 
 -- tenure_guard_statement decides on a statement before its first row: whether a
--- term is stated, and still is the current one. The lock is that of
+-- term is stated, and still is the current one. The locks are those of
 -- tenure_guard. It leaves the decision to the row triggers in two settings of
 -- this guard's own, empty for no, so that a statement on another guarded table,
 -- which a trigger or a function may send in between, does not change it.
@@ -52,8 +52,7 @@ BEGIN
 	IF stated = '' OR number !~ '^[1-9][0-9]*$' THEN
 		reason := 'not_stated';
 	ELSE
-		PERFORM FROM {{schema}}.tenure_lease l WHERE l.name = stated AND l.token = number::bigint AND l.token > l.floor FOR KEY SHARE;
-		IF NOT FOUND THEN
+		IF NOT {{schema}}.tenure_current(stated, number::bigint) THEN
 			reason := 'stale';
 		END IF;
 	END IF;
@@ -70,32 +69,34 @@ BEGIN
 	PERFORM set_config('{{setting}}_' || TG_ARGV[0] || '_owner', stated, true), set_config('{{setting}}_' || TG_ARGV[0] || '_token', number, true);
 	RETURN NULL;
 END $$;
+REVOKE ALL ON FUNCTION {{schema}}.tenure_guard_statement() FROM PUBLIC;
 
 -- tenure_guard_row is called for the rows that a statement must not change; its
--- trigger's condition says which those are. It counts those that the statement's
--- decision does not account for. Arguments: the guard, 'zero' or 'raise', and the
--- owner's column.
+-- triggers' conditions say which those are, and why. It counts those that the
+-- statement's decision does not account for. It must not look at the row: what a
+-- look at a column runs may be anybody's, and this runs with its owner's rights.
+-- Arguments: the guard, 'zero' or 'raise', and 'other_owner' or 'newer_token'.
 CREATE OR REPLACE FUNCTION {{schema}}.tenure_guard_row() RETURNS trigger LANGUAGE plpgsql VOLATILE
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	decided text := coalesce(current_setting('{{setting}}_' || TG_ARGV[0] || '_owner', true), '');
-	reason  text;
 BEGIN
 	IF decided <> '' THEN
-		reason := CASE WHEN to_jsonb(OLD) ->> TG_ARGV[2] = decided THEN 'newer_token' ELSE 'other_owner' END;
-		PERFORM {{schema}}.tenure_refuse(TG_ARGV[0], reason);
+		PERFORM {{schema}}.tenure_refuse(TG_ARGV[0], TG_ARGV[2]);
 		IF TG_ARGV[1] = 'raise' THEN
 			RAISE EXCEPTION 'table "%" is guarded: a row belongs to %', TG_TABLE_NAME,
-				CASE reason WHEN 'newer_token' THEN 'a later term of the lease' ELSE 'another lease' END
+				CASE TG_ARGV[2] WHEN 'newer_token' THEN 'a later term of the lease' ELSE 'another lease' END
 				USING ERRCODE = 'TN001', HINT = 'Name the rows of your lease only: AND owner = …';
 		END IF;
 	END IF;
 	RETURN NULL;
 END $$;
+REVOKE ALL ON FUNCTION {{schema}}.tenure_guard_row() FROM PUBLIC;
 
--- tenure_guard_token writes the token beside the owner. Arguments: the guard, the
--- token's column, and 'own' for the stated token or 'none' for no token.
+-- tenure_guard_token writes the token beside the owner. It runs with the rights of
+-- whoever writes the row. Arguments: the guard, the token's column, and 'own' for
+-- the stated token or 'none' for no token.
 CREATE OR REPLACE FUNCTION {{schema}}.tenure_guard_token() RETURNS trigger LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN

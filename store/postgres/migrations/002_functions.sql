@@ -51,7 +51,9 @@ END $$;
 -- tenure_acquire looks without a lock and, if the answer is no, has written
 -- nothing. Only a try that may win locks the row, reads the clock again and
 -- judges again. A new term changes the key (FOR UPDATE, which waits for guards);
--- going on with one does not.
+-- going on with one does not. It first waits for the guards' advisory lock: once,
+-- for all who have it, and who comes later stands behind it. For the row alone it
+-- would wait for one guard after the other, with new ones going past it.
 CREATE FUNCTION {{schema}}.tenure_acquire(
 	p_name text, p_holder text, p_ttl_us bigint, p_attempt text, p_known text,
 	p_replace_token bigint, p_replace_known text, p_min_hold_us bigint, p_if_revision text,
@@ -71,6 +73,7 @@ BEGIN
 		ELSIF mode = 1 THEN
 			SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR NO KEY UPDATE;
 		ELSE
+			PERFORM pg_advisory_xact_lock({{guards}}, hashtext(p_name));
 			SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE;
 		END IF;
 		IF NOT FOUND THEN
@@ -421,6 +424,20 @@ BEGIN
 	RETURN cardinality(names);
 END $$;
 
+-- tenure_current reports whether a term may still write, and keeps the next one
+-- from being granted until the transaction ends: see postgres.Guard. A revocation
+-- and a release need no lock to be heeded: a term that has ended stays ended.
+CREATE FUNCTION {{schema}}.tenure_current(p_name text, p_token bigint) RETURNS bool LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM pg_advisory_xact_lock_shared({{guards}}, hashtext(p_name));
+	PERFORM FROM {{schema}}.tenure_lease l
+		WHERE l.name = p_name AND l.token = p_token AND l.token > l.floor AND NOT l.revoked AND l.ended_us = 0 FOR KEY SHARE;
+	RETURN FOUND;
+END $$;
+REVOKE ALL ON FUNCTION {{schema}}.tenure_current(text, bigint) FROM PUBLIC;
+
 -- tenure_guard is the joined fence: see postgres.Guard. It runs with its
 -- owner's rights, so that a role that may write the data needs none on the
 -- leases, and with a search path that nobody else can fill. Whoever may call it
@@ -432,11 +449,14 @@ AS $$
 DECLARE
 	present bigint;
 BEGIN
-	PERFORM FROM {{schema}}.tenure_lease l WHERE l.name = p_name AND l.token = p_token AND l.token > l.floor FOR KEY SHARE;
-	IF FOUND THEN
+	IF {{schema}}.tenure_current(p_name, p_token) THEN
 		RETURN;
 	END IF;
 	SELECT greatest(l.token, l.floor) INTO present FROM {{schema}}.tenure_lease l WHERE l.name = p_name;
+	IF present = p_token THEN
+		RAISE EXCEPTION 'stale token % for lease "%": its term was revoked, released or ended by a floor, and there is no next one yet', p_token, p_name
+			USING ERRCODE = 'TN001', DETAIL = '0', HINT = 'This writer''s term is over; its transaction must not commit.';
+	END IF;
 	RAISE EXCEPTION 'stale token % for lease "%": the current one is %', p_token, p_name, coalesce(present::text, 'unknown')
 		USING ERRCODE = 'TN001', DETAIL = coalesce(present, 0)::text, HINT = 'This writer''s term is over; its transaction must not commit.';
 END $$;
