@@ -216,7 +216,7 @@ func (b *publishBed) stoppedProcess(t *testing.T, name string, stop int, sweepMe
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer to.Bucket.Close()
+	defer to.Close()
 	it := to.Bucket.List(nil)
 	for o, err := it.Next(ctx); !errors.Is(err, io.EOF); o, err = it.Next(ctx) {
 		if err != nil {

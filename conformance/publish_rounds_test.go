@@ -73,7 +73,7 @@ func (r *publishRound) publisher(ctx context.Context, token fence.Token) {
 		r.fail(err)
 		return
 	}
-	defer to.Bucket.Close()
+	defer to.Close()
 	refused := func(err error) bool {
 		if err != nil && !errors.Is(err, fence.ErrStale) {
 			r.fail(fmt.Errorf("token %s: %w", token, err))

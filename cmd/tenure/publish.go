@@ -117,7 +117,7 @@ unchanged. Links and empty directories are not published.`,
 		if err != nil {
 			return publishError(cmd, name, err)
 		}
-		defer func() { _ = p.target.Bucket.Close() }()
+		defer func() { _ = p.target.Close() }()
 		if err := p.scan(ctx); err != nil {
 			return publishError(cmd, name, err)
 		}

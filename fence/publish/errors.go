@@ -55,7 +55,7 @@ func isBusy(err error) bool {
 // stands for.
 func failure(doing string, err error) error {
 	for _, own := range []error{
-		fence.ErrStale, ErrNone, ErrDropped, store.ErrInvalid, store.ErrSchema, store.ErrBusy, store.ErrCopied,
+		fence.ErrStale, ErrNone, ErrDropped, ErrDamaged, store.ErrInvalid, store.ErrSchema, store.ErrBusy, store.ErrCopied,
 		store.ErrPermission, store.ErrReadOnly, store.ErrUnavailable,
 	} {
 		if errors.Is(err, own) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"database/sql"
 	"encoding/hex"
 	"encoding/json"
@@ -142,10 +143,30 @@ func scanPublication(s scanner) (Publication, error) {
 		return Publication{}, err
 	}
 	p := Publication{Entry: e}
-	if manifest != "" {
-		err = json.Unmarshal([]byte(manifest), &p.Manifest)
+	if e.State != Dropped {
+		p.Manifest, err = readManifest(e, manifest)
 	}
 	return p, err
+}
+
+// readManifest reads the manifest of a record, and trusts neither: readers make
+// files of what it names.
+func readManifest(e Entry, text string) (m Manifest, err error) {
+	sum := sha256.Sum256([]byte(text))
+	switch {
+	case !attemptDirectory.MatchString(e.Attempt):
+		err = fmt.Errorf("%q is no attempt", e.Attempt)
+	case hex.EncodeToString(sum[:]) != e.Digest:
+		err = errors.New("its SHA-256 is another")
+	default:
+		if err = json.Unmarshal([]byte(text), &m); err == nil {
+			err = m.Check()
+		}
+	}
+	if err != nil {
+		return Manifest{}, fmt.Errorf("the record of %q, attempt %q: %w: its list of files: %w", e.Name, e.Attempt, ErrDamaged, err)
+	}
+	return m, nil
 }
 
 // Current returns what is published under name, or an error matching ErrNone.

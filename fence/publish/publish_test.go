@@ -108,7 +108,7 @@ func (b *bed) target() *publish.Target {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.t.Cleanup(func() { to.Bucket.Close() })
+	b.t.Cleanup(func() { to.Close() })
 	return to
 }
 

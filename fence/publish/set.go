@@ -80,7 +80,7 @@ func Open(ctx context.Context, l *Ledger, open OpenTargetFunc, name string, opts
 
 // Close takes the note back and closes the target.
 func (s *Set) Close(ctx context.Context) error {
-	err := s.target.Bucket.Close()
+	err := s.target.Close()
 	if err != nil {
 		err = bucketFailure("close", s.Name, err)
 	}

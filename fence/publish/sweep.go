@@ -41,8 +41,13 @@ type Swept struct {
 	Dropped []Entry  // sets and attempts that nobody can read or accept any more
 	Objects int      // removed, also of what earlier sweeps dropped
 	Bytes   int64    // of them
+	Aborted int      // uploads that were never finished, of what was dropped
 	Kept    []Entry  // what is published, retained, in use or running
 	Unknown []string // directories of attempts that the ledger does not know; left alone
+	// Unseen is why a bucket's unfinished uploads could not be looked for, such as
+	// a right that is missing; nil if they were. They harm nobody and cost room: a
+	// rule of the bucket can end them too.
+	Unseen error
 }
 
 var attemptDirectory = regexp.MustCompile(`^[1-9][0-9]{0,18}-[0-9a-f]{16}$`)
@@ -106,7 +111,18 @@ func sweepTarget(ctx context.Context, open OpenTargetFunc, url, name string, att
 	if err != nil {
 		return err
 	}
-	defer func() { _ = target.Bucket.Close() }() // each delete was acknowledged
+	defer func() { _ = target.Close() }() // each delete was acknowledged
+	if target.Abort != nil {
+		aborted, err := target.Abort(ctx, name+"/", func(key string) bool {
+			attempt, _, _ := strings.Cut(strings.TrimPrefix(key, name+"/"), "/")
+			_, gone := attempts[attempt]
+			return gone
+		})
+		done.Aborted += aborted
+		if err != nil {
+			done.Unseen = bucketFailure("look for unfinished uploads", name+"/", err)
+		}
+	}
 	dirs, err := directories(ctx, target.Bucket, name+"/")
 	if err != nil {
 		return err

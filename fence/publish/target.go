@@ -21,10 +21,25 @@ type Target struct {
 	Sync func(ctx context.Context, prefix string) error
 	// Prune removes what is left of an empty prefix. Nil if nothing is.
 	Prune func(prefix string) error
+	// Abort ends the unfinished uploads below a prefix whose keys are unwanted, and
+	// tells how many it ended: what a killed process had sent of a large object is
+	// no object, and the bucket keeps it. Nil if the bucket keeps no such thing.
+	Abort func(ctx context.Context, prefix string, unwanted func(key string) bool) (int, error)
+	// End closes what Bucket.Close leaves open. Nil if that is nothing.
+	End func() error
 }
 
-// OpenTargetFunc opens the target that a ledger names. Whoever calls it closes the
-// bucket.
+// Close closes the bucket, and its connections.
+func (t *Target) Close() error {
+	err := t.Bucket.Close()
+	if t.End != nil {
+		err = errors.Join(err, t.End())
+	}
+	return err
+}
+
+// OpenTargetFunc opens the target that a ledger names. Whoever calls it closes
+// the target.
 type OpenTargetFunc func(ctx context.Context, url string) (*Target, error)
 
 // listAll lists a bucket. A directory cannot be listed while files in it come and

@@ -12,9 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
-	"gocloud.dev/blob/s3blob"
 
 	"github.com/tenurehq/tenure/fence/publish"
 	"github.com/tenurehq/tenure/store"
@@ -25,19 +23,11 @@ const Help = `a directory (PATH or file:///PATH) or s3://BUCKET/PREFIX, with ?re
 ?endpoint=https://… and ?use_path_style=true where the store is not Amazon's; its
 credentials are those of the AWS environment`
 
-// s3Parameters are what an S3 URL may say. Keys and other secrets are not among
-// them, since the URL is kept in the ledger.
-var s3Parameters = map[string]bool{"region": true, "endpoint": true, "use_path_style": true, "profile": true, "ssetype": true, "kmskeyid": true, "disable_https": true}
-
 // Clean returns the URL by which the ledger names a target. It returns an error
 // matching store.ErrInvalid for what is none.
 func Clean(s string) (string, error) {
 	bad := func(rule string) (string, error) {
-		shown := s
-		if u, err := url.Parse(s); err == nil {
-			shown = u.Redacted()
-		}
-		return "", &store.InvalidError{Field: "target", Value: shown, Rule: rule}
+		return "", &store.InvalidError{Field: "target", Value: shown(s), Rule: rule}
 	}
 	if s == "" {
 		return bad("name " + strings.ReplaceAll(Help, "\n", " "))
@@ -60,22 +50,33 @@ func Clean(s string) (string, error) {
 		}
 		return (&url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Clean(filepath.FromSlash(u.Path)))}).String(), nil
 	case "s3":
-		if u.Host == "" {
-			return bad("write s3://BUCKET or s3://BUCKET/PREFIX")
+		clean, rule := cleanS3(u)
+		if rule != "" {
+			return bad(rule)
 		}
-		query := u.Query()
-		for name := range query {
-			if !s3Parameters[name] {
-				return bad(fmt.Sprintf("parameter %q is not one of an S3 target", name))
-			}
-		}
-		clean := url.URL{Scheme: "s3", Host: u.Host, Path: strings.Trim(u.Path, "/"), RawQuery: query.Encode()}
-		if clean.Path != "" {
-			clean.Path = "/" + clean.Path
-		}
-		return clean.String(), nil
+		return clean, nil
 	}
 	return bad("a directory or s3://BUCKET/PREFIX")
+}
+
+// shown returns s without what may be a secret in it.
+func shown(s string) string {
+	if !strings.Contains(s, "://") {
+		return s
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		scheme, _, _ := strings.Cut(s, "://")
+		return scheme + "://…"
+	}
+	query := u.Query()
+	for name, values := range query {
+		if !s3Parameters[name] || strings.Contains(strings.Join(values, ""), "@") {
+			query.Set(name, "xxxxx")
+		}
+	}
+	u.RawQuery = query.Encode()
+	return u.Redacted()
 }
 
 // Open opens the target that a URL names. A directory is made if create says so;
@@ -92,16 +93,7 @@ func Open(ctx context.Context, name string, create bool) (*publish.Target, error
 	if u.Scheme == "file" {
 		return openDirectory(name, filepath.FromSlash(u.Path), create)
 	}
-	below := strings.TrimPrefix(u.Path, "/")
-	u.Path = ""
-	bucket, err := new(s3blob.URLOpener).OpenBucketURL(ctx, u)
-	if err != nil {
-		return nil, &publish.BucketError{Doing: "open", Object: name, Err: err}
-	}
-	if below != "" {
-		bucket = blob.PrefixedBucket(bucket, below+"/")
-	}
-	return &publish.Target{Bucket: bucket, URL: name}, nil
+	return openS3(ctx, name, u)
 }
 
 func openDirectory(name, dir string, create bool) (*publish.Target, error) {
