@@ -70,7 +70,7 @@ func (d *Dashboard) viewed(serve func(http.ResponseWriter, *http.Request, *viewe
 // local returns where to go after the login: a page of ours, whatever was asked for.
 func local(next string) string {
 	u, err := url.Parse(next)
-	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(u.Path, "/ui/") || strings.ContainsAny(next, "\\\r\n") {
+	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(u.Path, "/ui/") || strings.Contains(u.Path, "..") || strings.ContainsAny(next, "\\\r\n") {
 		return "/ui/"
 	}
 	return u.RequestURI()
