@@ -66,7 +66,7 @@ func TestTimings(t *testing.T) {
 		}
 		b.WriteString("\n")
 	}
-	generated(t, root+"/docs/TIMINGS.md", "timings", b.String())
+	generated(t, repo+"/docs/TIMINGS.md", "timings", b.String())
 }
 
 // thousands writes a number for people, to three digits if it is small.
@@ -199,7 +199,7 @@ func TestAPIPage(t *testing.T) {
 			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", field, typeText(p), note)
 		}
 	}
-	generated(t, root+"/docs/API.md", "interface", b.String())
+	generated(t, repo+"/docs/API.md", "interface", b.String())
 }
 
 func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
@@ -287,7 +287,7 @@ func typeText(s schema) string {
 // TestDocumentedMetrics: the metrics that a page or the README names are the server's.
 func TestDocumentedMetrics(t *testing.T) {
 	t.Parallel()
-	sources, err := filepath.Glob(root + "/server/metrics*.go")
+	sources, err := filepath.Glob(repo + "/server/metrics*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +295,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	for _, path := range sources {
 		exposed += readText(t, path)
 	}
-	for _, path := range append(pages(t), root+"/README.md") {
+	for _, path := range append(pages(t), repo+"/README.md") {
 		for _, name := range regexp.MustCompile("`(tenure_[a-z_]+)`").FindAllStringSubmatch(readText(t, path), -1) {
 			known := slices.Contains([]string{"tenure_nodes", "tenure_work", "tenure_takeovers", "tenure_status", "tenure_leases", "tenure_schema", "tenure_fence"}, name[1]) // of the database
 			if !known && !strings.Contains(exposed, strings.TrimPrefix(name[1], "tenure_")+`"`) {
@@ -309,7 +309,7 @@ func TestDocumentedMetrics(t *testing.T) {
 // the constants in the code: each code stands in the page, and the page has no other.
 func TestCodesPage(t *testing.T) {
 	t.Parallel()
-	page := root + "/docs/CODES.md"
+	page := repo + "/docs/CODES.md"
 	var exits, exclusions strings.Builder
 	exits.WriteString("| Code | Meaning |\n|---|---|\n")
 	for _, c := range exitCodes {
@@ -330,7 +330,7 @@ func TestCodesPage(t *testing.T) {
 	for _, in := range []struct{ dir, names string }{
 		{"store", `^Code`}, {"fleet", `^(Code|Event)[A-Z]`}, {"api", `^Code`}, {".", `^(Reason|Event)[A-Z]`}, {"internal/term", `^(Paused|NoProgress|WallStep)$`},
 	} {
-		for _, value := range constants(t, root+"/"+in.dir, regexp.MustCompile(in.names)) {
+		for _, value := range constants(t, repo+"/"+in.dir, regexp.MustCompile(in.names)) {
 			code[value] = true
 		}
 	}

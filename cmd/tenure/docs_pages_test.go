@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	gofmt "go/format"
 	"net/url"
@@ -12,15 +13,17 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
 
-const root = "../.."
+const repo = "../.."
 
 // pages returns the pages of docs/, as paths from here.
 func pages(t *testing.T) []string {
 	t.Helper()
-	list, err := filepath.Glob(root + "/docs/*.md")
+	list, err := filepath.Glob(repo + "/docs/*.md")
 	if err != nil || len(list) == 0 {
 		t.Fatalf("got %v, %v, want pages", list, err)
 	}
@@ -30,8 +33,8 @@ func pages(t *testing.T) []string {
 // texts returns the pages of docs/, the README, and all files of deploy/.
 func texts(t *testing.T) []string {
 	t.Helper()
-	list := append(pages(t), root+"/README.md")
-	err := filepath.WalkDir(root+"/deploy", func(path string, d os.DirEntry, err error) error {
+	list := append(pages(t), repo+"/README.md")
+	err := filepath.WalkDir(repo+"/deploy", func(path string, d os.DirEntry, err error) error {
 		if os.IsNotExist(err) {
 			return nil
 		}
@@ -133,7 +136,7 @@ func TestQuotedFiles(t *testing.T) {
 			if !strings.HasPrefix(b.file, "/") {
 				continue
 			}
-			if text := readText(t, root+b.file); !strings.Contains(text, b.text) {
+			if text := readText(t, repo+b.file); !strings.Contains(text, b.text) {
 				t.Errorf("%s:%d: %s does not hold this", page, b.line, b.file)
 			}
 		}
@@ -208,7 +211,7 @@ func TestLinks(t *testing.T) {
 			if u.Fragment != "" && !slugs(readText(t, file))[u.Fragment] {
 				t.Errorf("%s: %s has no heading #%s", at, file, u.Fragment)
 			}
-			if path == filepath.Join(root, "docs/README.md") || path == root+"/docs/README.md" {
+			if path == repo+"/docs/README.md" {
 				index[filepath.Clean(file)] = true
 			}
 		}
@@ -234,7 +237,7 @@ func TestSlugs(t *testing.T) {
 }
 
 // TestCommandLines: each command line of tenure that a document, a unit, a manifest or a
-// crontab shows has a verb and flags that the program has.
+// crontab shows has a verb and flags that the program has, with values that they take.
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	seen := 0
@@ -457,7 +460,7 @@ func checkCommandLine(args []string) error {
 		case !strings.HasPrefix(a, "-") || a == "-" || strings.ContainsAny(a, " \t"):
 			continue
 		}
-		name, _, given := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		name, value, given := strings.Cut(strings.TrimLeft(a, "-"), "=")
 		name = strings.TrimRight(name, ".,;:")
 		f := flags.Lookup(name)
 		if f == nil {
@@ -470,8 +473,36 @@ func checkCommandLine(args []string) error {
 			return fmt.Errorf("%q has no flag %q", cmd.CommandPath(), a)
 		}
 		if f.NoOptDefVal == "" && !given {
-			i++
+			if i++; i == len(args) {
+				return fmt.Errorf("%q: flag %q has no value", cmd.CommandPath(), a)
+			}
+			value = args[i]
 		}
+		if err := checkValue(cmd, f, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var placeholder = regexp.MustCompile(`^[A-Z]+$|[$…]`)
+
+// checkValue says what is wrong with the value of a flag, unless it stands for one.
+func checkValue(cmd *cobra.Command, f *pflag.Flag, value string) error {
+	if value == "" || placeholder.MatchString(value) {
+		return nil
+	}
+	if err := f.Value.Set(value); err != nil {
+		return fmt.Errorf("--%s %q: %w", f.Name, value, err)
+	}
+	complete, ok := cmd.GetFlagCompletionFunc(f.Name)
+	if !ok || slices.Contains([]string{"node", "work", "owner"}, f.Name) { // which ask a server
+		return nil
+	}
+	cmd.SetContext(context.Background())
+	values, rest := complete(cmd, nil, "")
+	if rest&cobra.ShellCompDirectiveNoFileComp != 0 && len(values) > 0 && !slices.Contains(values, value) {
+		return fmt.Errorf("--%s %q: want one of %q", f.Name, value, values)
 	}
 	return nil
 }
@@ -485,6 +516,8 @@ func TestCheckCommandLine(t *testing.T) {
 		`0 2 * * *  app  /usr/local/bin/tenure run x --slots "$(date +\%F)" -- y`: false,
 		"ExecStart=/usr/local/bin/tenure agent --nodes x":                         false,
 		"tenure lease revoke NAME --token N [--now]":                              true,
+		"tenure run a --on-loss retry -- true":                                    false, "tenure run a --on-loss again -- true": true,
+		"tenure run a --ttl 5 -- true": false, "tenure run a --ttl D -- true": true, "tenure lease revoke a --token x": false,
 		"grep tenure nosuch": true, "tenure --version": true, "tenure help lease": true,
 	} {
 		err := error(nil)

@@ -73,12 +73,20 @@ func newPageRun(t *testing.T, page string, list []block) *pageRun {
 	for _, b := range list {
 		text.WriteString(b.text)
 	}
+	for _, program := range []string{"curl", "flock", "psql"} {
+		if !strings.Contains(text.String(), program+" -") {
+			continue
+		}
+		if _, err := exec.LookPath(program); err != nil && os.Getenv("TENURE_TEST_STRICT") == "1" {
+			t.Fatalf("%s: %v", page, err)
+		} else if err != nil {
+			t.Skipf("%s: %v", page, err)
+		}
+	}
 	pid := os.Getpid()
 	serial := pageSerial(t, page)
-	names := []string{
-		"127.0.0.1", fmt.Sprintf("127.%d.%d.%d", 1+pid>>8&0x7f, pid&0xff, 1+serial),
-		"tenure up\n", fmt.Sprintf("tenure up --listen 127.%d.%d.%d:7470\n", 1+pid>>8&0x7f, pid&0xff, 1+serial),
-	}
+	host := fmt.Sprintf("127.%d.%d.%d", 1+pid>>8&0x7f, pid&0xff, 1+serial) // this test's alone
+	names := []string{"127.0.0.1", host, "tenure up\n", "tenure up --listen " + host + ":7470\n"}
 	var address string
 	for _, example := range examples {
 		if strings.Contains(text.String(), example) {
@@ -100,6 +108,7 @@ func newPageRun(t *testing.T, page string, list []block) *pageRun {
 
 // pageSerial is the place of page among the pages, from 0.
 func pageSerial(t *testing.T, page string) int {
+	t.Helper()
 	return slices.Index(pages(t), page)
 }
 

@@ -32,12 +32,25 @@ func generated(t *testing.T, path, marker, want string) {
 		return
 	}
 	if !*update {
-		t.Errorf("%s: the part %q is stale: run \"make generate\"; got\n%s\nwant\n%s", path, marker, got, want)
+		was, is := firstDifference(got, want)
+		t.Errorf("%s: the part %q is stale: run \"make generate\"; got, at first\n%s\nwant\n%s", path, marker, was, is)
 		return
 	}
 	if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// firstDifference returns the first line of each text that the other does not have
+// in its place.
+func firstDifference(a, b string) (string, string) {
+	as, bs := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range min(len(as), len(bs)) {
+		if as[i] != bs[i] {
+			return as[i], bs[i]
+		}
+	}
+	return strings.Join(as[min(len(as), len(bs)):], "\n"), strings.Join(bs[min(len(as), len(bs)):], "\n")
 }
 
 func TestStoresTable(t *testing.T) {
