@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"sync"
 	"testing"
@@ -110,6 +111,11 @@ func TestTakeoverOnce(t *testing.T) {
 	change.Progress = "50 %"
 	if v, err := b.reg.Apply(t.Context(), []registry.Change{change}); err != nil || v[0].Code != fleet.CodeNotOwner || v[0].Owner != "n2" || v[0].Current != 2 {
 		t.Errorf("report of the old copy: %+v, %v; want not_owner, n2 has it with token 2", v, err)
+	}
+	why := must[api.WorkWhy](b, http.MethodGet, "/v1/why/work/movable", nil)
+	shown := must[api.Takeovers](b, http.MethodGet, "/v1/takeovers?work=movable", nil)
+	if why.Owner.Node != "n2" || len(shown.Takeovers) != 1 || !shown.Takeovers[0].Redirected.IsZero() {
+		t.Errorf("after somebody asked why: owner %+v, takeovers %+v; want n2, and no lookup yet", why.Owner, shown)
 	}
 	if o, err := b.Owner(t.Context(), "movable"); err != nil || o.Answer != api.OwnerFound || o.Node != "n2" {
 		t.Errorf("lookup: %+v, %v", o, err)

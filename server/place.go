@@ -138,21 +138,10 @@ func (s *Server) Owner(ctx context.Context, work string) (api.Owner, error) {
 	if !ok {
 		return api.Owner{}, api.Refuse(fleet.CodeNoSuchWork, "no work %q", work)
 	}
-	w := l.Work
-	o := api.Owner{Work: work, Token: w.Token}
-	switch {
-	case !w.State.Owned():
-		o.Answer, o.Text = api.OwnerNone, "it is "+string(w.State)
-		return o, nil
-	case !l.Lease.Live():
-		o.Answer, o.Node = api.OwnerLapsed, w.Owner
-		o.Text = "its host is gone: the lease of node " + w.Owner + " is over"
-		if w.Movable {
-			o.Text += ", and it will be moved"
-		}
+	w, o := l.Work, ownerOf(l)
+	if o.Answer != api.OwnerFound {
 		return o, nil
 	}
-	o.Answer, o.Node, o.Address = api.OwnerFound, w.Owner, l.Address
 	s.owners.mu.Lock()
 	if len(s.owners.found) >= maxOwners {
 		clear(s.owners.found)
@@ -172,6 +161,25 @@ func (s *Server) Owner(ctx context.Context, work string) (api.Owner, error) {
 		}
 	}
 	return o, nil
+}
+
+// ownerOf says who has an item that was located.
+func ownerOf(l registry.Location) api.Owner {
+	w := l.Work
+	o := api.Owner{Work: w.ID, Token: w.Token}
+	switch {
+	case !w.State.Owned():
+		o.Answer, o.Text = api.OwnerNone, "it is "+string(w.State)
+	case !l.Lease.Live():
+		o.Answer, o.Node = api.OwnerLapsed, w.Owner
+		o.Text = "its host is gone: the lease of node " + w.Owner + " is over"
+		if w.Movable {
+			o.Text += ", and it will be moved"
+		}
+	default:
+		o.Answer, o.Node, o.Address = api.OwnerFound, w.Owner, l.Address
+	}
+	return o
 }
 
 // sortedByCount returns the codes, most frequent first.
