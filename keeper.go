@@ -31,6 +31,7 @@ type Keeper struct {
 	closing context.Context    // ended when Run's context has
 	shut    context.CancelFunc // ends closing
 	wake    chan struct{}      // one pending nudge of Run's loop
+	signs   chan chan struct{} // asks Run's loop to close what it is given
 	more    chan struct{}      // the same of sendReleases
 	work    sync.WaitGroup
 
@@ -74,7 +75,7 @@ func NewKeeper(st store.Store, cfg Config) (*Keeper, error) {
 	}
 	k := &Keeper{
 		st: st, cfg: cfg, fork: newForkMark(), now: cfg.clock, logCtx: context.Background(),
-		started: make(chan struct{}), wake: make(chan struct{}, 1), more: make(chan struct{}, 1),
+		started: make(chan struct{}), wake: make(chan struct{}, 1), signs: make(chan chan struct{}), more: make(chan struct{}, 1),
 		holder: newHolder(cfg.Host),
 		terms:  map[*Term]struct{}{}, beats: map[time.Duration]*beat{}, replace: map[string]restored{}, counts: map[Count]int64{},
 	}
@@ -128,6 +129,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 		select {
 		case <-timer.C:
 		case <-k.wake:
+		case sign := <-k.signs:
+			close(sign)
+			continue // the timer stays as it is
 		case <-answers:
 			inFlight = false
 		case <-stop:
@@ -156,6 +160,25 @@ func (k *Keeper) Run(ctx context.Context) error {
 			tick = min(tick, next)
 		}
 		timer.Reset(tick)
+	}
+}
+
+// Alive returns nil as soon as Run's loop has answered, which no store can delay,
+// and otherwise the cause of ctx's end. It is for the watchdog of a process
+// supervisor: a process whose keeper does not answer should be started anew. It
+// says nothing of the terms. Concurrent calls are safe.
+func (k *Keeper) Alive(ctx context.Context) error {
+	sign := make(chan struct{})
+	select {
+	case k.signs <- sign:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	select {
+	case <-sign:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

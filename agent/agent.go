@@ -135,6 +135,9 @@ func (a *Agent) Status() Status {
 	}
 }
 
+// Alive is tenure.Keeper.Alive of the keeper of the node's lease.
+func (a *Agent) Alive(ctx context.Context) error { return a.keeper.Alive(ctx) }
+
 // Run is the node until ctx ends, and then leaves running work as the package
 // comment says and returns nil. It returns *ReplacedError if another incarnation
 // has replaced this one, *RefusedError if the server refuses it before it has taken
