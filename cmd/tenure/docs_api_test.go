@@ -3,10 +3,13 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
+	"go/importer"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -393,4 +396,51 @@ func constants(t *testing.T, dir string, names *regexp.Regexp) (values []string)
 		t.Fatalf("%s: no constants", dir)
 	}
 	return values
+}
+
+// TestSnippets type-checks the Go in the pages that calls the library. What a reader has
+// to bring, such as a function of his own, is not declared in it.
+func TestSnippets(t *testing.T) {
+	t.Parallel()
+	files := token.NewFileSet()
+	conf := types.Config{Importer: importer.ForCompiler(files, "source", nil)}
+	seen := 0
+	for _, page := range pages(t) {
+		for _, b := range blocks(t, page) {
+			if b.lang != "go" || b.file != "" || !strings.Contains(b.text, "tenure.") {
+				continue
+			}
+			seen++
+			at := fmt.Sprintf("%s:%d", page, b.line)
+			for _, fault := range snippetFaults(t, files, &conf, at, b.text) {
+				t.Errorf("%s: %s", at, fault)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no snippet was found: the search has a fault")
+	}
+	if len(snippetFaults(t, files, &conf, "none", "tenure.Du(nil)\n")) != 1 || len(snippetFaults(t, files, &conf, "none", "_ = tenure.Do(mine)\n")) != 1 {
+		t.Error("a snippet with a fault has none")
+	}
+}
+
+// snippetFaults returns what the compiler would say of statements that call the library.
+func snippetFaults(t *testing.T, files *token.FileSet, conf *types.Config, name, text string) (faults []string) {
+	t.Helper()
+	text = "package p\nimport (\"context\"; \"github.com/tenurehq/tenure\")\nfunc _() {\n" + text + "}\n"
+	f, err := parser.ParseFile(files, name, text, 0)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	own := regexp.MustCompile(`^undefined: \w+$|^declared and not used|imported and not used`)
+	check := *conf
+	check.Error = func(err error) {
+		var e types.Error
+		if errors.As(err, &e) && !own.MatchString(e.Msg) {
+			faults = append(faults, e.Msg)
+		}
+	}
+	_, _ = check.Check("p", files, []*ast.File{f}, nil)
+	return faults
 }

@@ -127,22 +127,6 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// TestQuotedFiles: a block whose first line names a file of this tree is a part of it,
-// word for word.
-func TestQuotedFiles(t *testing.T) {
-	t.Parallel()
-	for _, page := range pages(t) {
-		for _, b := range blocks(t, page) {
-			if !strings.HasPrefix(b.file, "/") {
-				continue
-			}
-			if text := readText(t, repo+b.file); !strings.Contains(text, b.text) {
-				t.Errorf("%s:%d: %s does not hold this", page, b.line, b.file)
-			}
-		}
-	}
-}
-
 var (
 	codeSpan = regexp.MustCompile("(?s)`([^`]+)`")
 	linkRule = regexp.MustCompile(`\[[^\][]*(?:\[[^\][]*\])?[^\][]*\]\(([^()\s]+(?:\([^()\s]*\))?)\)`)

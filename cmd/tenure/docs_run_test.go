@@ -146,7 +146,7 @@ var looking = regexp.MustCompile(`\A((tenure ((nodes|work|lease|brake) (ls|get|o
 
 // foreground runs a script and compares what it prints.
 func (r *pageRun) foreground(at, script, want string) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience/2)
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
 	for {
 		out, err := r.shell(ctx, script).output()
