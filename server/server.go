@@ -40,7 +40,8 @@ type Server struct {
 	refreshed atomic.Int64          // boot clock of the last complete refresh, ns
 	skew      atomic.Int64          // the database's clock less this host's, ns
 	brakes    atomic.Pointer[[]fleet.BrakeState]
-	active    atomic.Bool // this replica reconciles
+	active    atomic.Bool                   // this replica reconciles
+	keeper    atomic.Pointer[tenure.Keeper] // of the reconciler's lease; nil before Run
 	cursor    registry.Cursor
 	wake      chan struct{}                      // asks for a refresh now
 	hurry     chan struct{}                      // asks the reconciler to look now
@@ -103,6 +104,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.keeper.Store(keeper)
 	var all sync.WaitGroup
 	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.rereadLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.historyLoop, s.reconcileLoop(keeper)} {
 		all.Go(func() { loop(ctx) })

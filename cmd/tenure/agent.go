@@ -141,7 +141,15 @@ func (s *agentSettings) run(ctx context.Context, log *slog.Logger, ready func() 
 			return err
 		}
 	}
+	supervision, stop := context.WithCancel(ctx)
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		supervised(supervision, log, func() error { return nil }, a.Alive) // it serves without a server too
+	}()
 	err = a.Run(ctx)
+	stop()
+	<-told
 	if errors.Is(err, agent.ErrReplaced) {
 		return failf(exitReplaced, "%w; give this host a --node of its own, or end the other agent", err)
 	}

@@ -7,6 +7,7 @@ require github.com/tenurehq/tenure v0.0.0
 replace github.com/tenurehq/tenure => ../..
 
 require (
+	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/johannesboyne/gofakes3 v1.2.0
 	github.com/mattn/go-isatty v0.0.24

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -170,6 +171,7 @@ type plane struct {
 	sources  map[string]string
 	secure   bool
 	pages    bool // the dashboard is served
+	log      *slog.Logger
 	closeDB  closeFunc
 }
 
@@ -185,7 +187,7 @@ func openPlane(ctx context.Context, loc location, s *serverSettings, sources map
 	if err != nil {
 		return nil, err
 	}
-	p := &plane{store: loc, sources: sources, closeDB: closeDB, secure: s.listen.CertFile != "", pages: !s.noDashboard}
+	p := &plane{store: loc, sources: sources, closeDB: closeDB, secure: s.listen.CertFile != "", pages: !s.noDashboard, log: cmp.Or(s.cfg.Logger, slog.New(slog.DiscardHandler))}
 	if p.srv, err = server.New(st, reg, s.cfg); err != nil {
 		p.closeDB()
 		return nil, settingsError(err)
@@ -328,6 +330,11 @@ func (p *plane) serve(ctx context.Context) error {
 	served, ran := make(chan error, 1), make(chan error, 1)
 	go func() { served <- hs.Serve(p.listener) }()
 	go func() { ran <- p.srv.Run(loops) }()
+	var supervision sync.WaitGroup
+	defer supervision.Wait()
+	watched, stopWatching := context.WithCancel(ctx)
+	defer stopWatching()
+	supervision.Go(func() { supervised(watched, p.log, p.srv.Ready, p.srv.Alive) })
 	var err error
 	running := true
 	select {
