@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
+	"syscall"
 
 	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/store"
@@ -32,6 +35,31 @@ func (none) Error() string { return "publish: nothing is published" }
 
 // Unwrap returns store.ErrNotFound.
 func (none) Unwrap() error { return store.ErrNotFound }
+
+// LocalError is an error of a file on this host: of those that are published, or
+// of those that a fetch makes.
+type LocalError struct {
+	Doing string // "scan", "upload" or "fetch"
+	Err   error
+}
+
+func (e *LocalError) Error() string {
+	return fmt.Sprintf("publish: %s: on this host: %v", e.Doing, e.Err)
+}
+
+func (e *LocalError) Unwrap() error { return e.Err }
+
+// localFailure names the step of an error, and says if it is one of this host's files.
+func localFailure(doing string, err error) error {
+	var path *fs.PathError
+	var link *os.LinkError
+	var call *os.SyscallError
+	var errno syscall.Errno
+	if errors.As(err, &path) || errors.As(err, &link) || errors.As(err, &call) || errors.As(err, &errno) {
+		return &LocalError{Doing: doing, Err: err}
+	}
+	return fmt.Errorf("publish: %s: %w", doing, err)
+}
 
 // sqlState returns the code of a Postgres error.
 func sqlState(err error) string {

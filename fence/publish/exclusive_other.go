@@ -11,7 +11,7 @@ import (
 // from fetching into one directory at once.
 func exclusive(work string) (end func(), err error) {
 	if err := os.MkdirAll(work, 0o750); err != nil {
-		return nil, fmt.Errorf("publish: fetch: %w", err)
+		return nil, localFailure("fetch", err)
 	}
 	return func() {}, nil
 }

@@ -32,15 +32,17 @@ var ErrFetching = errors.New("publish: another fetch into the directory is under
 
 // Fetch makes dir the set, whole: dir is not there, or is empty, or is what an
 // earlier Fetch of the same name made, which is replaced; what was changed in it
-// since is lost. Anything else is an error matching ErrOccupied. Files are
+// since is lost. A link stands for the directory that it leads to. Anything else is
+// an error matching ErrOccupied, and so is the working directory. Errors of the
+// disk are *LocalError. Files are
 // collected and verified in a directory beside it (".BASE.tenure-fetch"), put on
 // disk, and then take dir's place in one step, on Linux; elsewhere, and on file
 // systems that cannot exchange two directories, there is an instant without dir.
 // After an interruption the next Fetch of the same set takes over what is there. It
 // reports whether dir was that set already and nothing was done.
 func (s *Set) Fetch(ctx context.Context, dir string, how Transfer) (same bool, err error) {
-	if dir, err = filepath.Abs(dir); err != nil {
-		return false, fmt.Errorf("publish: fetch: %w", err)
+	if dir, err = settled(dir); err != nil {
+		return false, err
 	}
 	present, err := occupant(dir)
 	if err != nil {
@@ -52,8 +54,11 @@ func (s *Set) Fetch(ctx context.Context, dir string, how Transfer) (same bool, e
 	if present != nil && present.Attempt == s.Attempt && s.intact(ctx, dir) {
 		return true, nil
 	}
+	if holdsWorkingDirectory(dir) {
+		return false, fmt.Errorf("publish: fetch: %s: %w: the working directory, which would be a removed one afterwards", dir, ErrOccupied)
+	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil { //nolint:gosec // the umask decides who may read
-		return false, fmt.Errorf("publish: fetch: %w", err)
+		return false, localFailure("fetch", err)
 	}
 	work := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".tenure-fetch")
 	end, err := exclusive(work)
@@ -65,20 +70,53 @@ func (s *Set) Fetch(ctx context.Context, dir string, how Transfer) (same bool, e
 		return false, err
 	}
 	if err := os.RemoveAll(work); err != nil {
-		return false, fmt.Errorf("publish: fetch: done, but the directory beside it remains: %w", err)
+		return false, localFailure("fetch: done, but the directory beside it remains", err)
 	}
 	return false, nil
+}
+
+// settled returns the path of a directory itself, not that of a link to it, which
+// would be replaced.
+func settled(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", localFailure("fetch", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		return dir, nil // what else is wrong is seen later
+	}
+	path, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return "", fmt.Errorf("publish: fetch: %s: %w: a link that leads nowhere", dir, ErrOccupied)
+	}
+	return path, nil
+}
+
+// holdsWorkingDirectory reports whether this process works in dir, or below it.
+func holdsWorkingDirectory(dir string) bool {
+	for at, err := os.Getwd(); err == nil; at = filepath.Dir(at) {
+		mine, mineErr := os.Stat(at)
+		there, thereErr := os.Stat(dir)
+		if mineErr == nil && thereErr == nil && os.SameFile(mine, there) {
+			return true
+		}
+		if at == filepath.Dir(at) {
+			break
+		}
+	}
+	return false
 }
 
 func (s *Set) fetch(ctx context.Context, dir, work string, how Transfer) error {
 	others, err := os.ReadDir(work)
 	if err != nil {
-		return fmt.Errorf("publish: fetch: %w", err)
+		return localFailure("fetch", err)
 	}
 	for _, o := range others { // of fetches of other sets that were interrupted
 		if o.IsDir() && o.Name() != s.Attempt {
 			if err := os.RemoveAll(filepath.Join(work, o.Name())); err != nil {
-				return fmt.Errorf("publish: fetch: %w", err)
+				return localFailure("fetch", err)
 			}
 		}
 	}
@@ -95,19 +133,19 @@ func (s *Set) fetch(ctx context.Context, dir, work string, how Transfer) error {
 	}
 	text, err := json.MarshalIndent(marker{Name: s.Name, Attempt: s.Attempt, Token: s.Token, Seq: s.Seq, Manifest: s.Manifest}, "", "  ")
 	if err != nil {
-		return fmt.Errorf("publish: fetch: %w", err)
+		return localFailure("fetch", err)
 	}
 	if err := os.WriteFile(filepath.Join(staged, Marker), append(text, '\n'), 0o666); err != nil { //nolint:gosec // as above
-		return fmt.Errorf("publish: fetch: %w", err)
+		return localFailure("fetch", err)
 	}
 	if err := SyncTree(ctx, staged); err != nil {
-		return fmt.Errorf("publish: fetch: put on disk: %w", err)
+		return localFailure("fetch: put on disk", err)
 	}
 	if _, err := occupant(dir); err != nil { // somebody may have put something there meanwhile
 		return err
 	}
 	if err := swap(staged, dir); err != nil {
-		return fmt.Errorf("publish: fetch: put %s in place: %w", dir, err)
+		return localFailure("fetch: put it in place", err)
 	}
 	return syncFile(filepath.Dir(dir))
 }
@@ -121,7 +159,7 @@ func (s *Set) fetchFile(ctx context.Context, staged string, f File, meter *meter
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil { //nolint:gosec // as above
-		return fmt.Errorf("publish: fetch: %w", err)
+		return localFailure("fetch", err)
 	}
 	r, err := s.Open(ctx, f.Path)
 	if err != nil {
@@ -130,17 +168,32 @@ func (s *Set) fetchFile(ctx context.Context, staged string, f File, meter *meter
 	defer r.Close()
 	w, err := os.Create(path)
 	if err != nil {
-		return fmt.Errorf("publish: fetch: %w", err)
+		return localFailure("fetch", err)
 	}
-	_, err = io.Copy(w, &watched{r: r, read: func(n int64) error {
+	_, err = io.Copy(written{w}, &watched{r: r, read: func(n int64) error {
 		meter.add(n, f.Path)
 		return context.Cause(ctx)
 	}})
-	if err = errors.Join(err, w.Close()); err != nil {
+	if err != nil {
+		_ = w.Close() // it is not whole
 		return fmt.Errorf("publish: fetch: %w", err)
+	}
+	if err := w.Close(); err != nil {
+		return localFailure("fetch", err)
 	}
 	meter.done(f.Path, false)
 	return nil
+}
+
+// written tells errors of a local file from those of what is copied into it.
+type written struct{ io.Writer }
+
+func (w written) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	if err != nil {
+		err = localFailure("fetch", err)
+	}
+	return n, err
 }
 
 // same reports whether fsys holds f.
@@ -181,7 +234,7 @@ func (s *Set) only(dir string) error {
 		err = errors.Join(err, os.Remove(path))
 	}
 	if err != nil {
-		return fmt.Errorf("publish: fetch: %w", err)
+		return localFailure("fetch", err)
 	}
 	return nil
 }

@@ -5,14 +5,18 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -180,5 +184,127 @@ func TestTargetURLs(t *testing.T) {
 		if got, err := target.Clean(url); got != want || err != nil {
 			t.Errorf("%s: got %q, %v, want %q", url, got, err, want)
 		}
+	}
+}
+
+// TestFetchWhere: where a fetch would do harm it is refused, and a link stands for
+// what it leads to.
+func TestFetchWhere(t *testing.T) { // not parallel: it changes the working directory
+	b := newBed(t, t.TempDir())
+	b.mustPublish("report", b.grant("report"), files("A"))
+	s := b.set("report", publish.OpenOptions{})
+	defer s.Close(t.Context())
+	fetch := func(dir string) error {
+		_, err := s.Fetch(t.Context(), dir, publish.Transfer{})
+		return err
+	}
+
+	at := t.TempDir()
+	link := filepath.Join(at, "current")
+	if err := os.Symlink("v1", link); err != nil {
+		t.Fatal(err)
+	}
+	if err := fetch(link); !errors.Is(err, publish.ErrOccupied) {
+		t.Errorf("onto a link to nothing: got %v, want an error matching %q", err, publish.ErrOccupied)
+	}
+	if err := os.Mkdir(filepath.Join(at, "v1"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := fetch(link); err != nil {
+			t.Fatal(err)
+		}
+		if to, err := os.Readlink(link); err != nil || to != "v1" {
+			t.Errorf("after a fetch onto a link: it leads to %q, error %v, want v1", to, err)
+		}
+		if err := os.Remove(filepath.Join(link, "empty")); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	work := filepath.Join(t.TempDir(), "work")
+	if err := os.MkdirAll(filepath.Join(work, "below"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(filepath.Join(work, "below"))
+	if err := fetch("."); !errors.Is(err, publish.ErrOccupied) || !strings.Contains(err.Error(), "working directory") {
+		t.Errorf("into the working directory: got %v, want it refused", err)
+	}
+	if err := fetch("got"); err != nil {
+		t.Error(err)
+	}
+	var here *publish.LocalError
+	if err := fetch("/proc/no/such/place"); !errors.As(err, &here) {
+		t.Errorf("where nothing can be made: got %v, want a *publish.LocalError", err)
+	}
+}
+
+// TestLongNames: what a file system cannot hold is refused before anything is sent.
+func TestLongNames(t *testing.T) {
+	t.Parallel()
+	for p, ok := range map[string]bool{
+		strings.Repeat("x", 255): true, strings.Repeat("x", 256): false, "a/" + strings.Repeat("ü", 128): false,
+		strings.Repeat("x/", 300) + "x": true, strings.Repeat("x/", 400) + "x": false,
+	} {
+		if err := publish.CheckPath(p); (err == nil) != ok {
+			t.Errorf("%d bytes: got %v, want it allowed: %v", len(p), err, ok)
+		}
+	}
+}
+
+// TestVanishedFile: a file that is gone by the time it is sent has changed.
+func TestVanishedFile(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, t.TempDir())
+	a, err := b.begin("report", b.grant("report"), files("A"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := files("A")
+	delete(left, "empty")
+	if err := a.Upload(t.Context(), left, publish.Transfer{}); !errors.Is(err, publish.ErrChanged) {
+		t.Errorf("got %v, want an error matching %q", err, publish.ErrChanged)
+	}
+	left["empty"] = &fstest.MapFile{Mode: fs.ModeDir}
+	var here *publish.LocalError
+	if err := a.Upload(t.Context(), left, publish.Transfer{}); !errors.As(err, &here) {
+		t.Errorf("a file that is a directory now: got %v, want a *publish.LocalError", err)
+	}
+}
+
+// TestDenied: wrong credentials, and none, are told from a bucket that is silent.
+func TestDenied(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]bool{"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "AccessDenied": true, "InternalError": false} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprintf(w, `<Error><Code>%s</Code><Message>no</Message></Error>`, code)
+		}))
+		b := newBed(t, "s3://results?"+url.Values{"endpoint": {server.URL}, "region": {"eu-north-1"}, "use_path_style": {"true"}}.Encode())
+		_, err := b.publish("report", b.grant("report"), files("A"))
+		server.Close()
+		var bucket *publish.BucketError
+		if !errors.As(err, &bucket) || bucket.Denied() != want {
+			t.Errorf("%s: got %v, want a *publish.BucketError and denied: %v", code, err, want)
+		}
+	}
+}
+
+// TestEmptyDirectories: a sweep leaves none of what it dropped.
+func TestEmptyDirectories(t *testing.T) {
+	t.Parallel()
+	at := t.TempDir()
+	b := newBed(t, at)
+	a, err := b.begin("report", b.grant("report"), files("A"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(at, "report", a.Attempt, "dir0"), 0o750); err != nil { // as a killed process leaves it
+		t.Fatal(err)
+	}
+	b.mustPublish("report", b.grant("report"), files("B"))
+	b.sweep("report", 0)
+	if entries, err := os.ReadDir(filepath.Join(at, "report")); err != nil || len(entries) != 1 {
+		t.Errorf("got %v, error %v, want the published set alone", entries, err)
 	}
 }

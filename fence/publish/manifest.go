@@ -24,6 +24,7 @@ const (
 	MaxFiles    = 100_000
 	MaxManifest = 32 << 20 // bytes of the manifest as JSON
 	maxPath     = 800      // bytes; S3 allows 1,024 for the whole key
+	maxPart     = 255      // bytes of a name between slashes; what file systems allow
 )
 
 // Marker is the file that Fetch leaves in a directory to tell what is in it. A
@@ -106,6 +107,8 @@ func CheckPath(p string) error {
 		rule = "a relative path with slashes, without empty, . and .. parts"
 	case len(p) > maxPath:
 		rule = fmt.Sprintf("at most %d bytes", maxPath)
+	case slices.ContainsFunc(strings.Split(p, "/"), func(part string) bool { return len(part) > maxPart }):
+		rule = fmt.Sprintf("at most %d bytes between slashes", maxPart)
 	case !utf8.ValidString(p) || strings.ContainsFunc(p, unicode.IsControl) || strings.Contains(p, `\`):
 		rule = "valid UTF-8 without control characters and backslashes"
 	case strings.HasSuffix(p, ".attrs") || strings.Contains(p, "__0x"):
@@ -143,7 +146,7 @@ func Scan(ctx context.Context, fsys fs.FS, seen func(bytes int64)) (Manifest, er
 		return err
 	})
 	if err != nil {
-		return Manifest{}, fmt.Errorf("publish: scan: %w", err)
+		return Manifest{}, localFailure("scan", err)
 	}
 	slices.SortFunc(m.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
 	return m, m.Check()

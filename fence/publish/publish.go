@@ -125,8 +125,10 @@ func (a *Attempt) list(ctx context.Context) (map[string]int64, error) {
 // send writes one object, or none.
 func (a *Attempt) send(ctx context.Context, fsys fs.FS, f File, meter *meter) (err error) {
 	src, err := fsys.Open(f.Path)
-	if err != nil {
-		return fmt.Errorf("publish: upload: %w", err)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("publish: upload: %w: %w", ErrChanged, err)
+	} else if err != nil {
+		return localFailure("upload", err)
 	}
 	defer func() { _ = src.Close() }() // it was only read
 	ctx, cancel := context.WithCancel(ctx)
@@ -138,7 +140,7 @@ func (a *Attempt) send(ctx context.Context, fsys fs.FS, f File, meter *meter) (e
 		return bucketFailure("upload", f.Path, err)
 	}
 	h := sha256.New()
-	n, err := io.Copy(dst, io.TeeReader(io.LimitReader(&watched{r: src, read: func(n int64) error {
+	n, err := io.Copy(dst, io.TeeReader(io.LimitReader(&watched{r: local{src}, read: func(n int64) error {
 		meter.add(n, f.Path)
 		return a.alive(ctx)
 	}}, f.Size+1), h))
@@ -155,6 +157,17 @@ func (a *Attempt) send(ctx context.Context, fsys fs.FS, f File, meter *meter) (e
 	}
 	meter.done(f.Path, false)
 	return nil
+}
+
+// local tells errors of a file that is published from those of the bucket.
+type local struct{ io.Reader }
+
+func (l local) Read(p []byte) (int, error) {
+	n, err := l.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = localFailure("upload", err)
+	}
+	return n, err
 }
 
 // compare sees whether the object of f, of this size, is what it should be: by
@@ -298,6 +311,10 @@ func (a *Attempt) acceptSoon(ctx context.Context) (Publication, error) {
 
 // bucketFailure names the step and the object of an error.
 func bucketFailure(doing, object string, err error) error {
+	var here *LocalError
+	if errors.As(err, &here) {
+		return here
+	}
 	if errors.Is(err, fence.ErrStale) || errors.Is(err, ErrDropped) || errors.Is(err, ErrChanged) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("publish: %s: %w", doing, err)
 	}
@@ -316,6 +333,22 @@ func (e *BucketError) Error() string {
 }
 
 func (e *BucketError) Unwrap() error { return e.Err }
+
+// Denied reports whether the bucket does not know the credentials, or does not
+// allow them this, or there are none.
+func (e *BucketError) Denied() bool {
+	if gcerrors.Code(e.Err) == gcerrors.PermissionDenied {
+		return true
+	}
+	var s3 interface{ ErrorCode() string } // https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+	if errors.As(e.Err, &s3) {
+		switch s3.ErrorCode() {
+		case "AccessDenied", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "InvalidSecurity", "AccountProblem", "AllAccessDisabled":
+			return true
+		}
+	}
+	return strings.Contains(e.Err.Error(), "get credentials: ") // the client found none to sign with
+}
 
 // each runs work for each item, some at once, until one fails. It returns that
 // error, or why ctx ended.

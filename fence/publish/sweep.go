@@ -141,10 +141,13 @@ func sweepTarget(ctx context.Context, open OpenTargetFunc, url, name string, att
 		if err != nil {
 			return err
 		}
-		if target.Prune != nil {
-			if err := target.Prune(prefix(name, attempt)); err != nil {
-				return fmt.Errorf("publish: sweep: %w", err)
-			}
+	}
+	for attempt := range attempts { // also one that has directories and no object
+		if target.Prune == nil {
+			break
+		}
+		if err := target.Prune(prefix(name, attempt)); err != nil {
+			return fmt.Errorf("publish: sweep: %w", err)
 		}
 	}
 	return nil
@@ -205,14 +208,15 @@ func (l *Ledger) dropIdle(ctx context.Context, e Entry, opts SweepOptions) (gone
 		return n > 0, nil
 	}
 	err = l.transact(ctx, "sweep", func(t *tx) error {
-		if _, err := t.exec("DELETE FROM {s}tenure_publication_reader WHERE name = $1 AND expires_us <= {now}", e.Name); err != nil {
-			return err
-		}
 		// First the lock and then, in a statement of its own, the look: a reader that
-		// had the row before has left its note by then.
+		// had the row before has left its note by then. Readers lock the row before
+		// their note too, so nobody waits in a circle.
 		var state State
 		err := t.row("SELECT state FROM {s}tenure_publication_attempt WHERE name = $1 AND attempt = $2{lock}", e.Name, e.Attempt).Scan(&state)
 		if err != nil {
+			return err
+		}
+		if _, err := t.exec("DELETE FROM {s}tenure_publication_reader WHERE name = $1 AND attempt = $2 AND expires_us <= {now}", e.Name, e.Attempt); err != nil {
 			return err
 		}
 		n, err := t.exec("UPDATE {s}tenure_publication_attempt SET state = 'dropped', dropped_us = {now}, manifest = '' WHERE "+idle, args...)
