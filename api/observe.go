@@ -133,6 +133,10 @@ type Timeline struct {
 	Suspicion  float64 `json:"suspicion"`
 	LimitMS    int64   `json:"limit_ms"`
 	IntervalMS int64   `json:"interval_ms"`
+	// RenewedAt is when this replica last extended the node's lease, and RenewUS how
+	// long that took, from its beat to the store's answer; zero if it did not yet.
+	RenewedAt time.Time `json:"renewed_at,omitzero"`
+	RenewUS   int64     `json:"renew_us,omitempty"`
 	// Beats are oldest first.
 	Beats []BeatMark `json:"beats"`
 }

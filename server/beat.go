@@ -223,22 +223,26 @@ func (s *Server) renew(ctx context.Context, b *api.Beat, n *slot, reply *api.Bea
 	if err != nil {
 		return err
 	}
+	began := clock.Now().Boot
 	result, err := s.renewer.renew(ctx, *g)
 	if err != nil {
 		return err
 	}
-	n.renewed(&result, reply, clock.Now().Boot)
+	n.noteRenewal(&result, reply, began, clock.Now().Boot)
 	s.counts.add("renewal", string(reply.Renewed.Code))
 	return nil
 }
 
-// renewed notes what came of a renewal, as it is known at an instant of the boot
-// clock.
-func (s *slot) renewed(result *store.Result, reply *api.BeatReply, now time.Duration) {
+// noteRenewal notes what came of a renewal that was asked for and is answered at
+// these instants of the boot clock.
+func (s *slot) noteRenewal(result *store.Result, reply *api.BeatReply, began, now time.Duration) {
 	reply.Renewed = new(api.NewResult(*result))
 	if result.Record.Name != "" {
 		s.mu.Lock()
 		s.see(fleetLease(&result.Record), now)
+		if result.Err == nil {
+			s.extended = extension{now, now - began}
+		}
 		s.mu.Unlock()
 	}
 }

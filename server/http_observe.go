@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/internal/clock"
 	"github.com/tenurehq/tenure/server/endpoint"
 	"github.com/tenurehq/tenure/server/leasehttp"
 	"github.com/tenurehq/tenure/server/registry"
@@ -61,6 +62,9 @@ func (h *handler) timeline(ctx context.Context, in *workInput) (*of[api.Timeline
 	out := api.Timeline{
 		Node: in.ID, Server: h.cfg.Name, At: now.UTC(), Heard: n.heard, SilentMS: e.Silent.Milliseconds(), Suspicion: e.Suspicion,
 		LimitMS: e.Limit.Milliseconds(), IntervalMS: h.cfg.Interval.Milliseconds(), Beats: []api.BeatMark{},
+	}
+	if r := n.extended; r.at != 0 {
+		out.RenewedAt, out.RenewUS = now.Add(r.at-clock.Now().Boot).UTC(), api.Microseconds(r.took)
 	}
 	n.mu.Unlock()
 	h.history.mu.Lock()

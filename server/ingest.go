@@ -47,8 +47,9 @@ type slot struct {
 	duplicate   string    // another incarnation that used the name
 	duplicateAt time.Duration
 
-	lease   fleet.Lease   // as seen last, by a renewal or in the registry
-	leaseAt time.Duration // when that was, on the boot clock
+	lease    fleet.Lease   // as seen last, by a renewal or in the registry
+	leaseAt  time.Duration // when that was, on the boot clock
+	extended extension     // the last one that extended it by way of this replica
 
 	row     *registry.Node // as read last; nil if the registry has none
 	rowAt   time.Duration  // when that reading began, on the boot clock
@@ -67,6 +68,9 @@ func (s *slot) orders() (*registry.Node, <-chan struct{}) {
 	}
 	return s.row, s.changed
 }
+
+// extension is when a renewal was answered, on the boot clock, and how long it took.
+type extension struct{ at, took time.Duration }
 
 // agreement is a row of the registry that was found to have what a node says of
 // itself.

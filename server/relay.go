@@ -72,6 +72,7 @@ func (s *Server) Beats(ctx context.Context, beats []api.Beat) []api.BeatReply {
 			}
 		})
 	}
+	began := clock.Now().Boot
 	if results, err := s.renewer.renewAll(ctx, grants); err != nil {
 		e := api.NewError(err)
 		for _, i := range renewing {
@@ -80,7 +81,7 @@ func (s *Server) Beats(ctx context.Context, beats []api.Beat) []api.BeatReply {
 	} else {
 		renewals, now := map[string]uint64{}, clock.Now().Boot
 		for k, i := range renewing {
-			slots[i].renewed(&results[k], &replies[i], now)
+			slots[i].noteRenewal(&results[k], &replies[i], began, now)
 			renewals[string(replies[i].Renewed.Code)]++
 		}
 		for code, n := range renewals {

@@ -88,11 +88,21 @@ func beatsData(ctx context.Context, q *question) (any, error) {
 	return c, nil
 }
 
+// renewalsData is how long the renewals of a node took while somebody looked.
+func (d *Dashboard) renewalsData(_ context.Context, q *question) (any, error) {
+	c := chart{Unit: "s", Series: []series{{Label: "renewal took", Kind: "line"}}}
+	for _, m := range d.rates.marks(nodeURL(q.id())) {
+		c.X = append(c.X, seconds(m.at))
+		c.Series[0].Values = append(c.Series[0].Values, &m.n)
+	}
+	return c, nil
+}
+
 // progressData is how the number in an item's marker has changed while somebody
 // looked.
 func (d *Dashboard) progressData(_ context.Context, q *question) (any, error) {
 	c := chart{Series: []series{{Label: "progress", Kind: "line"}}}
-	for _, m := range d.rates.marks(q.id()) {
+	for _, m := range d.rates.marks(workURL(q.id())) {
 		c.X = append(c.X, seconds(m.at))
 		c.Series[0].Values = append(c.Series[0].Values, &m.n)
 	}

@@ -80,6 +80,7 @@ func New(cfg Config) *Dashboard {
 	for pattern, read := range map[string]dataFunc{
 		"GET /ui/data/ages":          agesData,
 		"GET /ui/data/beats/{id}":    beatsData,
+		"GET /ui/data/renewals/{id}": d.renewalsData,
 		"GET /ui/data/progress/{id}": d.progressData,
 	} {
 		d.mux.Handle(pattern, d.data(read))

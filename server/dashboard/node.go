@@ -22,6 +22,7 @@ type nodePage struct {
 	Beats    *api.Timeline
 	Gap      *api.BeatMark // the longest gap of Beats
 	Renewals int           // beats of Beats with a renewal
+	Took     []mark        // how many seconds renewals took, while somebody looked
 	Lease    *api.Record   // nil if it has none
 	Bands    *bands
 	Work     []api.Work
@@ -59,6 +60,9 @@ func (d *Dashboard) showNode(ctx context.Context, q *question) (view, error) {
 		if b.Renewed {
 			p.Renewals++
 		}
+	}
+	if at := p.Beats.RenewedAt; !at.IsZero() {
+		p.Took = d.rates.note(nodeURL(n.ID), n.Lease.Token, mark{at, float64(p.Beats.RenewUS) / 1e6})
 	}
 	leases := api.NewStore(q.Client)
 	rec, err := leases.Get(ctx, fleet.LeaseName(n.ID))

@@ -3,6 +3,7 @@ package dashboard
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -16,21 +17,22 @@ const (
 	maxMarks = 120  // of an item
 )
 
-// rates remember the progress markers of the items that somebody looked at, from
-// which their rate follows. The interface tells the last marker only.
+// rates remember figures of what somebody looked at, of which the interface tells
+// the last one only: the progress markers of items, from which their rate follows,
+// and how long the renewals of nodes took.
 type rates struct {
 	mu    sync.Mutex
-	items map[string]*progress
+	items map[string]*progress // by a page's path
 }
 
-// progress is what was seen of one assignment of an item.
+// progress is what was seen of one assignment of an item, or term of a node.
 type progress struct {
 	token fence.Token
 	seen  time.Time
 	marks []mark // oldest first
 }
 
-// mark is a marker's number, and when it was accepted.
+// mark is a figure, and when it was taken.
 type mark struct {
 	at time.Time
 	n  float64
@@ -48,22 +50,8 @@ func (r *rates) see(w *api.Work) string {
 	if err != nil {
 		return ""
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p := r.items[w.ID]
-	if p == nil || p.token != w.Token {
-		r.makeRoom()
-		p = &progress{token: w.Token}
-		r.items[w.ID] = p
-	}
-	p.seen = time.Now()
-	if len(p.marks) == 0 || w.ProgressAt.After(p.marks[len(p.marks)-1].at) {
-		p.marks = append(p.marks, mark{w.ProgressAt, n})
-	}
-	if len(p.marks) > maxMarks {
-		p.marks = p.marks[1:]
-	}
-	first, last := p.marks[0], p.marks[len(p.marks)-1]
+	marks := r.note(workURL(w.ID), w.Token, mark{w.ProgressAt, n})
+	first, last := marks[0], marks[len(marks)-1]
 	passed := last.at.Sub(first.at)
 	if passed <= 0 {
 		return ""
@@ -77,6 +65,26 @@ func (r *rates) see(w *api.Work) string {
 	default:
 		return fmt.Sprintf("%.3g an hour", perSecond*3600)
 	}
+}
+
+// note takes in a figure, and returns all that were seen, oldest first.
+func (r *rates) note(path string, token fence.Token, m mark) []mark {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.items[path]
+	if p == nil || p.token != token {
+		r.makeRoom()
+		p = &progress{token: token}
+		r.items[path] = p
+	}
+	p.seen = time.Now()
+	if len(p.marks) == 0 || m.at.Sub(p.marks[len(p.marks)-1].at) > time.Millisecond { // else it is the same, as another clock's reading dates it
+		p.marks = append(p.marks, m)
+	}
+	if len(p.marks) > maxMarks {
+		p.marks = p.marks[1:]
+	}
+	return slices.Clone(p.marks)
 }
 
 // makeRoom forgets the item that nobody has looked at for longest, if there are
@@ -97,12 +105,12 @@ func (r *rates) makeRoom() {
 	delete(r.items, oldest)
 }
 
-// marks returns what was seen of an item, oldest first.
-func (r *rates) marks(id string) []mark {
+// marks returns what was seen on a page, oldest first.
+func (r *rates) marks(path string) []mark {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.items[id]; p != nil {
-		return append([]mark(nil), p.marks...)
+	if p := r.items[path]; p != nil {
+		return slices.Clone(p.marks)
 	}
 	return nil
 }

@@ -26,6 +26,7 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"asset": assetPath, "span": span, "spanMS": spanMS, "spanUS": spanUS, "when": when, "clock": clock, "ago": ago, "url": link,
 	"count": count, "plural": plural, "share": share, "str": func(v any) string { return fmt.Sprint(v) },
 	"severity": severity, "len64": func(n int) int64 { return int64(n) }, "traits": api.NodeTraits, "reasons": reasonCodes,
+	"millis": func(us int64) string { return fmt.Sprintf("%.1f ms", float64(us)/1000) },
 	"legend": func() []string { return []string{"held", "released", "expired", "revoked", "replaced", "gap"} },
 	"next":   func(s string) string { return strings.TrimPrefix(strings.TrimSpace(s), "next: ") }, "section": func(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") },
 }).ParseFS(templateFiles, "templates/*.html"))

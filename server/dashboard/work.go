@@ -95,7 +95,7 @@ func (d *Dashboard) showWork(ctx context.Context, q *question) (view, error) {
 	}
 	p := workPage{Why: why, Work: &why.Work, Rate: d.rates.see(&why.Work), Events: slices.Clone(why.Events)}
 	slices.Reverse(p.Events)
-	p.Charts = len(d.rates.marks(why.Work.ID)) > 1
+	p.Charts = len(d.rates.marks(workURL(why.Work.ID))) > 1
 	taken, err := q.Takeovers(ctx, api.TakeoverQuery{Work: why.Work.ID, Last: true, Limit: 20})
 	if err != nil {
 		return view{}, err

@@ -191,6 +191,7 @@ func TestLive(t *testing.T) {
 	const beats = "fetch('/ui/data/beats/n-000').then(r => r.json()).then(c => c.x.length)"
 	few := eval[int](br, beats)
 	br.until("more beats", fmt.Sprintf("%s.then(n => n > %d)", beats, few))
+	br.until("how long renewals took", "fetch('/ui/data/renewals/n-000').then(r => r.json()).then(c => c.x.length > 2 && c.series[0].values.every(v => v > 0))")
 	br.quiet()
 
 	b.web.CloseClientConnections()
