@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -113,6 +114,9 @@ unchanged. Links and empty directories are not published.`,
 			}
 			chosen = current.Target
 		}
+		if inside(dir, chosen) {
+			return failf(exitUsage, "DIR %q holds the target %s, so that each publication would publish those before it: name another with --target", dir, chosen)
+		}
 		p.target, err = target.Open(ctx, chosen, true)
 		if err != nil {
 			return publishError(cmd, name, err)
@@ -140,6 +144,26 @@ unchanged. Links and empty directories are not published.`,
 		return err
 	})
 	return cmd
+}
+
+// inside reports whether a target is dir, or a directory below it.
+func inside(dir, url string) bool {
+	path, ok := strings.CutPrefix(url, "file://")
+	if !ok {
+		return false
+	}
+	top, err := os.Stat(dir)
+	if err != nil {
+		return false
+	}
+	for at := filepath.FromSlash(path); ; at = filepath.Dir(at) {
+		if info, err := os.Stat(at); err == nil && os.SameFile(info, top) {
+			return true
+		}
+		if at == filepath.Dir(at) {
+			return false
+		}
+	}
 }
 
 // tokenOf returns the token under which to publish name: the one given, or that of
@@ -345,6 +369,9 @@ at once, on any host, without holding the lease.`,
 		if err != nil {
 			return publishError(cmd, name, err)
 		}
+		if done.Unseen != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: unfinished uploads were not looked for (%s); have a lifecycle rule of the bucket end them\n", escape(name), plain(done.Unseen.Error()))
+		}
 		if *out == asJSON {
 			return printJSON(cmd.OutOrStdout(), sweepJSON(name, opts.DryRun, done))
 		}
@@ -364,7 +391,7 @@ func attempts(entries []publish.Entry) []string {
 func sweepJSON(name string, dry bool, done publish.Swept) any {
 	return map[string]any{
 		"name": name, "dry_run": dry, "dropped": attempts(done.Dropped), "kept": attempts(done.Kept),
-		"unknown": append([]string{}, done.Unknown...), "removed_objects": done.Objects, "removed_bytes": done.Bytes,
+		"unknown": append([]string{}, done.Unknown...), "removed_objects": done.Objects, "removed_bytes": done.Bytes, "aborted_uploads": done.Aborted,
 	}
 }
 
@@ -393,6 +420,9 @@ func sweepTable(cmd *cobra.Command, name string, dry bool, done publish.Swept) e
 	}
 	if !dry {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s: removed %d files, %s\n", escape(name), done.Objects, byteSize(done.Bytes))
+	}
+	if done.Aborted > 0 {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: ended %d unfinished uploads\n", escape(name), done.Aborted)
 	}
 	if n := len(done.Unknown); n > 0 {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %d directories of attempts that this store does not know were left alone, such as %s/%s; they may belong to another store\n", escape(name), n, escape(name), escape(done.Unknown[0]))

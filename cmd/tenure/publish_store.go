@@ -122,6 +122,7 @@ func publishError(cmd *cobra.Command, name string, err error) error {
 	var stale *fence.StaleError
 	var bucket *publish.BucketError
 	var lost *tenure.LostError
+	var here *publish.LocalError
 	switch {
 	case err == nil:
 		return nil
@@ -134,21 +135,27 @@ func publishError(cmd *cobra.Command, name string, err error) error {
 	case errors.Is(err, publish.ErrDropped):
 		return failf(exitConflict, "%w; run the same command again", err)
 	case errors.Is(err, publish.ErrChanged):
-		return failf(exitConflict, "%w", err)
+		return failf(exitUsage, "%w; nothing was published: run the same command again when DIR does not change", err)
 	case errors.Is(err, publish.ErrOccupied):
 		return failf(exitUsage, "%w; name a directory that is not there yet", err)
 	case errors.Is(err, publish.ErrFetching):
 		return failf(exitUnavailable, "%w", err)
 	case errors.Is(err, publish.ErrNone):
 		return &explained{err: err, msg: err.Error() + "; run: tenure publish " + name + " DIR --target TARGET"}
+	case errors.As(err, &here):
+		code, next := exitUnavailable, "nothing was changed: put it right and run the same command again"
+		if errors.Is(err, os.ErrPermission) {
+			code = exitPermission
+		}
+		return failf(code, "%w; %s", err, next)
 	case errors.As(err, &bucket):
 		code, next := exitUnavailable, "check the target and try again"
-		switch gcerrors.Code(bucket.Err) {
-		case gcerrors.NotFound:
-			code, next = exitConfig, "make the bucket or the directory first, or name another with --target"
-		case gcerrors.PermissionDenied:
+		switch kind := gcerrors.Code(bucket.Err); {
+		case bucket.Denied():
 			code, next = exitPermission, "check the credentials of the target"
-		case gcerrors.Unimplemented:
+		case kind == gcerrors.NotFound:
+			code, next = exitConfig, "make the bucket or the directory first, or name another with --target"
+		case kind == gcerrors.Unimplemented:
 			code, next = exitConfig, "this target cannot refuse to overwrite (If-None-Match): use another"
 		}
 		if errors.Is(err, os.ErrNotExist) {

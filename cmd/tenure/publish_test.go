@@ -2,9 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -126,6 +129,9 @@ func TestPublishUsage(t *testing.T) {
 		{exitUsage, "xxxxx", []string{"publish", "reports", dir, "--target", "s3://key:secret@bucket"}},
 		{exitUsage, "only regular files", []string{"publish", "reports", linked, "--target", t.TempDir()}},
 		{exitUsage, "at least one file", []string{"publish", "reports", t.TempDir(), "--target", t.TempDir()}},
+		{exitUsage, "credentials come from the environment", []string{"publish", "reports", dir, "--target", "s3://bucket?endpoint=http://user:secret@host"}},
+		{exitUsage, "holds the target", []string{"publish", "reports", dir, "--target", dir}},
+		{exitUsage, "holds the target", []string{"publish", "reports", dir, "--target", filepath.Join(dir, "not", "there")}},
 		{exitUsage, "retention", []string{"sweep", "reports", "--retention", "5"}},
 		{exitConfig, "database itself", []string{"fetch", "reports", "--store", "tenure://127.0.0.1:1"}},
 	} {
@@ -140,6 +146,36 @@ func TestPublishUsage(t *testing.T) {
 		r.want(t, tc.code, tc.part)
 		if strings.Contains(r.err, "secret") || strings.Count(r.err, "\n") != 1 {
 			t.Errorf("%q: got %q, want one line without secrets", args, r.err)
+		}
+	}
+}
+
+// s3Error is an answer of S3 with a code.
+type s3Error string
+
+func (e s3Error) Error() string { return "api error " + string(e) }
+
+func (e s3Error) ErrorCode() string { return string(e) }
+
+// TestPublishErrors: what went wrong has the code that tells what to do.
+func TestPublishErrors(t *testing.T) {
+	t.Parallel()
+	cmd := newSweep()
+	for _, tc := range []struct {
+		err  error
+		code int
+		part string
+	}{
+		{fmt.Errorf("x: %w", publish.ErrChanged), exitUsage, "when DIR does not change"},
+		{&publish.LocalError{Doing: "fetch", Err: syscall.ENOSPC}, exitUnavailable, "on this host: no space left"},
+		{&publish.LocalError{Doing: "fetch", Err: os.ErrPermission}, exitPermission, "on this host"},
+		{&publish.BucketError{Doing: "upload", Object: "a", Err: s3Error("InvalidAccessKeyId")}, exitPermission, "credentials"},
+		{&publish.BucketError{Doing: "upload", Object: "a", Err: errors.New("get identity: get credentials: none")}, exitPermission, "credentials"},
+		{&publish.BucketError{Doing: "upload", Object: "a", Err: errors.New("connection refused")}, exitUnavailable, "check the target"},
+	} {
+		var e *exitError
+		if err := publishError(cmd, "reports", tc.err); !errors.As(err, &e) || e.code != tc.code || !strings.Contains(err.Error(), tc.part) {
+			t.Errorf("%v: got %v, want code %d and %q", tc.err, err, tc.code, tc.part)
 		}
 	}
 }
