@@ -123,3 +123,7 @@ func (o *Observer) Since() time.Duration { return o.since }
 
 // Missed returns how many gaps there were, and their sum.
 func (o *Observer) Missed() (gaps int, sum time.Duration) { return o.gaps, o.missed }
+
+// Lag is for how long the observer has not come round, at now on the clock. About
+// a tick is the course of things.
+func (o *Observer) Lag(now time.Duration) time.Duration { return max(sub(now, o.ticked), 0) }

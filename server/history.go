@@ -49,14 +49,15 @@ const (
 
 // observe takes in the last beat of a node, and when its lease ends. What comes
 // less than an eighth of an interval after a beat is that beat, as the registry
-// dates it.
-func (b *beats) observe(last, expiry, interval time.Duration) {
+// dates it. It returns the time between a new beat and the one before it, else 0.
+func (b *beats) observe(last, expiry, interval time.Duration) (gap time.Duration) {
 	switch {
 	case b.n == 0:
 		b.last = last
 		b.add(0)
 	case last-b.last > interval/8:
-		b.add(uint16(min(max(int64(last-b.last)*gapParts/int64(interval), 1), longestGap)))
+		gap = last - b.last
+		b.add(uint16(min(max(int64(gap)*gapParts/int64(interval), 1), longestGap)))
 		b.last = last
 	}
 	// A renewal sets the expiry ahead. It may be answered after this beat was seen.
@@ -64,6 +65,7 @@ func (b *beats) observe(last, expiry, interval time.Duration) {
 		b.gaps[(int(b.next)+maxBeats-1)%maxBeats] |= renewedBit
 		b.expiry = expiry
 	}
+	return gap
 }
 
 func (b *beats) add(gap uint16) {
@@ -104,6 +106,7 @@ func (s *Server) historyLoop(ctx context.Context) {
 // lookAtBeats takes in the beats since the last look.
 func (s *Server) lookAtBeats() {
 	slots := s.in.all()
+	late := s.in.fresh.Explain(0).Late
 	h := &s.history
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,7 +131,9 @@ func (s *Server) lookAtBeats() {
 			b = &beats{}
 			h.beats[n] = b
 		}
-		b.observe(last, expiry, s.cfg.Interval)
+		if b.observe(last, expiry, s.cfg.Interval) > late {
+			s.hindsight.late.Add(1)
+		}
 	}
 }
 
@@ -140,14 +145,19 @@ func (h *history) sample(a api.AgeSample) {
 	h.samples = append(slices.Delete(h.samples, 0, old), a)
 }
 
-// ages returns how old the last beats of nodes are. Those that gave their lease
-// back, or never had one, are not to beat.
+// mustBeat reports whether a node should be heard: not if it gave its lease back or
+// never had one.
+func mustBeat(n *fleet.Node) bool {
+	return n.Lease.State != fleet.LeaseReleased && n.Lease.State != fleet.LeaseNone
+}
+
+// ages returns how old the last beats of nodes are that should be heard.
 func ages(now time.Time, nodes []fleet.Node) api.AgeSample {
 	sample := api.AgeSample{At: now.UTC()}
 	all := make([]time.Duration, 0, len(nodes))
 	for i := range nodes {
 		n := &nodes[i]
-		if n.Lease.State == fleet.LeaseReleased || n.Lease.State == fleet.LeaseNone {
+		if !mustBeat(n) {
 			continue
 		}
 		all = append(all, n.Age)

@@ -68,6 +68,7 @@ func (s *Server) Handler(cfg HTTPConfig) http.Handler {
 	h.registerConfig(a)
 	h.registerObserve(a)
 	h.describeBeats(a)
+	h.describeMetrics(a)
 	for _, path := range []string{beatPath, beatsPath} { // which ServeHTTP serves; for the other methods
 		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { h.serveBeats(w, r, identity(r.Context())) })
 	}

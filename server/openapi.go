@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/tenurehq/tenure/api"
+	"github.com/tenurehq/tenure/server/leasehttp"
 )
 
 // document returns an API whose operations are served by mux and described in one
@@ -54,6 +57,23 @@ func (h *handler) describeBeats(a huma.API) {
 	add(beatsPath, "beats", "take in the heartbeats of many, from a relay",
 		"There is one reply for each beat, in order. One that could not be taken in has the code of the problem that it would have been answered with alone.",
 		reflect.TypeFor[api.Beats](), reflect.TypeFor[api.BeatReplies]())
+}
+
+// describeMetrics adds the metrics to the document, by name.
+func (h *handler) describeMetrics(a huma.API) {
+	op := operation(http.MethodGet, "/metrics", "metrics", leasehttp.Read, "what this replica counts and measures, in the text format of Prometheus")
+	op.Tags = []string{"metrics"}
+	text := "Beside those of the process and of the Go runtime:"
+	texts := slices.Concat(newMetrics(h.Server, "").texts, h.st.texts)
+	slices.SortFunc(texts, func(a, b metricText) int { return strings.Compare(a.name, b.name) })
+	for _, m := range texts {
+		text += "\n- `" + m.name + "`: " + m.help
+	}
+	op.Description = text
+	op.Responses = map[string]*huma.Response{
+		"200": {Description: http.StatusText(http.StatusOK), Content: map[string]*huma.MediaType{"text/plain": {Schema: &huma.Schema{Type: huma.TypeString}}}},
+	}
+	a.OpenAPI().AddOperation(&op)
 }
 
 // serveDocument serves the document as it is when Handler returns.

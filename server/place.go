@@ -23,6 +23,7 @@ func (s *Server) Submit(ctx context.Context, spec fleet.Spec, actor string, queu
 	if err := spec.Check(); err != nil {
 		return fleet.Work{}, api.NewError(err)
 	}
+	began := time.Now()
 	v, err := s.place(ctx, spec.Request, func(p registry.Placement) (registry.Verdict, error) {
 		p.Actor = actor
 		return s.reg.SubmitTo(ctx, spec, p)
@@ -31,6 +32,7 @@ func (s *Server) Submit(ctx context.Context, spec fleet.Spec, actor string, queu
 		v, err = s.reg.Submit(ctx, spec, actor)
 	}
 	s.counts.add("placement", codeOf(v, err))
+	s.st.placeTime.Observe(time.Since(began).Seconds())
 	if err != nil {
 		return fleet.Work{}, api.NewError(err)
 	}

@@ -291,8 +291,11 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 		switch d.Action {
 		case fleet.End:
 			v, err = r.reg.ReleaseToPending(ctx, t)
+			r.counts.add("takeover", codeOf(v, err))
+			r.taken(o, owner, v, err)
 		case fleet.Move:
 			v, err = r.take(ctx, t, o.Work)
+			r.taken(o, owner, v, err)
 			if v.Code == fleet.CodeNoCapacity {
 				held[o.Work.ID] = fleet.CodeNoCapacity
 				d.Code, d.Text = v.Code, v.Text
@@ -304,6 +307,9 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 			return err
 		}
 		// That a lease is over only just now is the course of things.
+		if code := held[o.Work.ID]; code != "" && r.withheld[o.Work.ID] != code {
+			r.counts.add("withheld", string(code))
+		}
 		if code := held[o.Work.ID]; code != "" && code != fleet.CodeLeaseRecent && r.withheld[o.Work.ID] != code {
 			events = append(events, fleet.Event{Kind: fleet.EventWithheld, Work: o.Work.ID, Node: o.Work.Owner, Token: o.Work.Token, Code: d.Code, Actor: r.cfg.Name, Text: d.Text})
 		}
@@ -364,6 +370,17 @@ func (r *reconciler) take(ctx context.Context, t registry.Takeover, w fleet.Work
 		r.touch(ctx, w.Owner)
 	}
 	return v, err
+}
+
+// taken counts a takeover by its evidence, if it was made.
+func (r *reconciler) taken(o registry.Owned, owner fleet.Node, v registry.Verdict, err error) {
+	if err != nil || v.Code != "" {
+		return
+	}
+	r.hindsight.evidence.add(evidence{o.Lease.State, owner.Liveness}, 1)
+	if o.Lease.State != fleet.LeaseNone {
+		r.st.takeoverTime.Observe(o.Lease.Over.Seconds())
+	}
 }
 
 // capacity turns a refusal of place into a verdict.

@@ -24,16 +24,17 @@ const ReconcilerLease = "tenure/reconciler"
 
 // Server is one replica of the control plane. It is safe for concurrent use.
 type Server struct {
-	cfg     Config
-	st      store.Store
-	reg     *registry.Registry
-	log     *slog.Logger
-	in      *ingest
-	renewer *renewer
-	owners  owners
-	counts  counts
-	history history
-	views   views
+	cfg       Config
+	st        measured
+	reg       *registry.Registry
+	log       *slog.Logger
+	in        *ingest
+	renewer   *renewer
+	owners    owners
+	counts    counts
+	history   history
+	views     views
+	hindsight *hindsight
 
 	loaded    atomic.Bool
 	failing   atomic.Pointer[error] // of the last refresh; nil if it went well
@@ -61,9 +62,11 @@ func New(st store.Store, reg *registry.Registry, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
+	m := newMeter()
+	reg.Observe(m.transacted)
 	s := &Server{
-		cfg: cfg, st: st, reg: reg, log: cfg.Logger, in: in,
-		renewer: newRenewer(st, cfg.Window, min(cfg.Interval, 10*time.Second)),
+		cfg: cfg, st: measured{st, m}, reg: reg, log: cfg.Logger, in: in, hindsight: newHindsight(),
+		renewer: newRenewer(measured{st, m}, cfg.Window, min(cfg.Interval, 10*time.Second)),
 		wake:    make(chan struct{}, 1), hurry: make(chan struct{}, 1), events: make(chan struct{}),
 	}
 	s.owners.found = map[string]location{}
@@ -106,7 +109,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.keeper.Store(keeper)
 	var all sync.WaitGroup
-	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.rereadLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.historyLoop, s.reconcileLoop(keeper)} {
+	for _, loop := range []func(context.Context){s.renewer.run, s.refreshLoop, s.rereadLoop, s.watchLoop, s.flushLoop, s.probeLoop, s.historyLoop, s.hindsightLoop, s.reconcileLoop(keeper)} {
 		all.Go(func() { loop(ctx) })
 	}
 	err = keeper.Run(ctx)
@@ -300,7 +303,9 @@ func (s *Server) watchLoop(ctx context.Context) {
 		ask := s.in.tick(listening)
 		asked := len(ask) == 0 || s.merge(ctx, ask)
 		at := s.in.at()
-		for _, n := range s.in.all() {
+		all := s.in.all()
+		s.hindsight.forget(all)
+		for _, n := range all {
 			n.mu.Lock()
 			was := n.liveness
 			if (asked || n.detector.State(at) == detect.Alive) && n.judge(at) {
@@ -310,6 +315,7 @@ func (s *Server) watchLoop(ctx context.Context) {
 				}
 				s.log.Log(ctx, level, "liveness", "node", n.id, "was", was, "is", n.liveness)
 			}
+			s.hindsight.judged(n)
 			n.mu.Unlock()
 		}
 	})

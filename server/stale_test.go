@@ -12,7 +12,6 @@ import (
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/server/registry"
-	"github.com/tenurehq/tenure/store"
 )
 
 // TestStaleNegative: two replicas whose caches are never refreshed, hosts that join
@@ -138,7 +137,7 @@ func (d *database) wasOver(t testing.TB, b *bed, work string, from, to time.Time
 	}
 	// Newest first: what lies between two terms, or after the last, is nobody's time.
 	next := time.Now()
-	for term, err := range b.st.(store.Historian).History(context.Background(), fleet.LeaseName(w.Owner)) {
+	for term, err := range b.st.History(context.Background(), fleet.LeaseName(w.Owner)) {
 		if err != nil {
 			t.Errorf("history of %s: %v", w.Owner, err)
 			return false

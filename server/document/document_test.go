@@ -115,6 +115,7 @@ func TestDocument(t *testing.T) {
 		{op: "POST /v1/brake/confirm", body: api.BrakeRequest{Domain: "all", Actor: "ann", Reason: "real"}, status: 409},
 		{op: "POST /v1/brake/release", body: api.BrakeRequest{Domain: "all", Actor: "ann", Reason: "go"}, status: 409},
 		{op: "GET /v1/config"},
+		{op: "GET /metrics"},
 		{op: "POST /v1/leases/acquire", body: api.NewAcquireRequest(store.Request{Name: "job/a", Holder: "h2", TTL: store.MaxTTL, Attempt: store.NewAttempt()}), status: 409},
 		{op: "POST /v1/leases/renew", body: api.RenewRequest{Grants: []api.RenewGrant{{Name: "job/a", Token: lease.Token, TTLUS: 60e6, Attempt: other, Known: []store.Attempt{attempt}}}}},
 		{op: "POST /v1/leases/done", body: api.DoneRequest{Name: "job/a", Token: lease.Token, Attempt: store.NewAttempt(), Known: []store.Attempt{other}, Slot: "s"}},

@@ -42,6 +42,7 @@ import (
 	"maps"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurehq/tenure/fleet"
@@ -90,7 +91,10 @@ type Registry struct {
 	lost   func() error  // SQLite; nil if nobody can tell
 	turn   chan struct{} // holds a value while a write of this process is under way; SQLite
 
+	observe atomic.Pointer[func(op string, took time.Duration, err error)]
+
 	mu       sync.Mutex
+	accepted uint64
 	refusals map[fleet.Code]uint64
 }
 
@@ -134,11 +138,25 @@ func (r *Registry) Refusals() map[fleet.Code]uint64 {
 	return maps.Clone(r.refusals)
 }
 
-func (r *Registry) count(code fleet.Code) {
-	if code == "" {
-		return
-	}
+// Accepted returns how many conditional writes of this process were made.
+func (r *Registry) Accepted() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.accepted
+}
+
+func (r *Registry) count(code fleet.Code) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if code == "" {
+		r.accepted++
+		return
+	}
 	r.refusals[code]++
 }
+
+// Observe has f called after each transaction from now on, in place of the one
+// given before: op is "read" or "write", took counts the wait for a connection and
+// for this process's turn too, and err is what the caller gets. f must be safe for
+// concurrent use and return quickly.
+func (r *Registry) Observe(f func(op string, took time.Duration, err error)) { r.observe.Store(&f) }

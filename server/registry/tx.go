@@ -40,9 +40,21 @@ const (
 	migrating
 )
 
+// op names the mode to an observer.
+func (m mode) op() string {
+	if m == reading {
+		return "read"
+	}
+	return "write"
+}
+
 // transact runs run in a transaction. It is committed if run says so, and an
 // error of run ends it.
-func (r *Registry) transact(ctx context.Context, doing string, m mode, run func(*tx) (commit bool, err error)) error {
+func (r *Registry) transact(ctx context.Context, doing string, m mode, run func(*tx) (commit bool, err error)) (err error) {
+	if observe := r.observe.Load(); observe != nil {
+		began := time.Now()
+		defer func() { (*observe)(m.op(), time.Since(began), err) }()
+	}
 	if r.name == SQLite && m >= writing {
 		select { // the file has one write lock: this process's writes take turns without spinning on it
 		case r.turn <- struct{}{}:
