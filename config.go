@@ -64,6 +64,11 @@ type Config struct {
 	// term. It must return quickly and must not call the Keeper or its Terms.
 	OnEvent func(Event)
 
+	// OnRenewal is called after each request that renewed terms, answered or not,
+	// one call at a time. It must return quickly and must not call the Keeper or its
+	// Terms. It is where the latency of renewals is measured at their holder.
+	OnRenewal func(Renewal)
+
 	// clock replaces the host's clocks in tests. Nil: this host's.
 	clock clock.Source
 }

@@ -44,6 +44,17 @@ type Event struct {
 	Err    error         // *LostError for EventLost
 }
 
+// Renewal is what came of one request that renewed terms.
+type Renewal struct {
+	Terms  int           // that the request carried
+	Failed int           // of them, those that it left undecided
+	Took   time.Duration // until the answer or the timeout, by the host's clock
+	// Reason is the first of those for which terms were left undecided, "" if none
+	// were; Err is the error behind it.
+	Reason Reason
+	Err    error
+}
+
 // Count names a counter: how often a kind of event came for a reason.
 type Count struct {
 	Kind   EventKind

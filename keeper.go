@@ -102,6 +102,17 @@ func (k *Keeper) Holder() string {
 	return k.holder
 }
 
+// Terms returns the terms that are held or in doubt, in order of their names.
+// Their clocks are looked at: one that is over by now is not among them.
+func (k *Keeper) Terms() []*Term {
+	terms := slices.DeleteFunc(k.list(), func(t *Term) bool {
+		s := t.check()
+		return s != term.Held && s != term.Doubt
+	})
+	slices.SortFunc(terms, func(a, b *Term) int { return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.token, b.token)) })
+	return terms
+}
+
 // Run renews terms until ctx ends. It then asks the work under each term to
 // stop (the terms' contexts end with ReasonShutdown), goes on renewing until
 // each was released or DrainTimeout has passed, and returns when nothing that

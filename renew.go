@@ -80,6 +80,13 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		}
 		renamed = renamed || lost && errors.Is(r.Err, store.ErrSuperseded)
 	}
+	if k.cfg.OnRenewal != nil {
+		r := Renewal{Terms: len(terms), Failed: failed, Took: got.Elapsed(sent), Err: firstErr}
+		if firstErr != nil {
+			r.Reason = Reason(store.Classify(firstErr))
+		}
+		k.cfg.OnRenewal(r)
+	}
 	if renamed { // a copy of this process may be at work: go on under another name
 		k.renameHolder()
 	}
