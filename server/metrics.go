@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -46,7 +47,7 @@ type metrics struct {
 	late, brief, suspicions, unfounded, evidence *prometheus.Desc
 	liveness, lease, intent, exclusions          *prometheus.Desc
 	eligible, age, oldest, work, stuck, withheld *prometheus.Desc
-	refreshed                                    *prometheus.Desc
+	refreshed, limit                             *prometheus.Desc
 }
 
 // metricText says in words what a metric is.
@@ -105,6 +106,7 @@ func newMetrics(s *Server, version string) *metrics {
 	m.work = desc("work_owned", "Work items that nodes own.")
 	m.stuck = desc("work_stuck", "Of them, those without progress.")
 	m.withheld = desc("takeovers_withheld", "Takeovers that this replica holds back now, by reason.", "code")
+	m.limit = desc("suspect_after_seconds", "Silence after which a node is suspect.")
 	m.refreshed = desc("refresh_age_seconds", "Time since this replica last read the registry.")
 	return m
 }
@@ -134,6 +136,7 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	ch.gauge(m.ready, truth(s.Ready() == nil))
 	ch.gauge(m.active, truth(s.active.Load()))
 	ch.gauge(m.refreshed, s.refreshAge().Seconds())
+	ch.gauge(m.limit, (time.Duration(s.cfg.SuspectAfter) * s.cfg.Interval).Seconds())
 	counted := s.Counts()
 	for what, codes := range expected {
 		for _, code := range codes {

@@ -77,6 +77,7 @@ func TestMetrics(t *testing.T) {
 		`tenure_registry_transactions_total{code="ok",op="write"}`,
 		`tenure_reconciler_active`,
 		`tenure_ready 1`,
+		`tenure_suspect_after_seconds 30`,
 		`go_goroutines`,
 	} {
 		if !strings.Contains(text, "\n"+want) {
