@@ -91,7 +91,7 @@
 			const format = (v) => v == null ? "–" : data.unit === "s" ? seconds(v) : String(Math.round(v * 100) / 100);
 			const series = data.series.map((s, i) => {
 				const c = colour(`--line-${i % 4 + 1}`);
-				const one = { label: s.label, stroke: s.kind === "points" ? (i === 2 ? colour("--critical") : colour("--good")) : s.kind === "area" ? colour("--line-3") : c, width: 1.5, value: (u, v) => format(v), points: { show: (u) => s.kind === "line" && u.data[0].length < 10, size: 5 } };
+				const one = { label: s.label, stroke: s.kind === "points" ? (i === 2 ? colour("--critical") : colour("--good")) : s.kind === "area" ? colour("--line-3") : c, width: 1.5, value: (u, v) => format(v), points: { show: (u) => s.kind === "line" && u.data[0].length < 10, size: 5, fill: c } };
 				if (s.kind === "area") {
 					one.fill = `color-mix(in srgb, ${colour("--line-3")} 18%, transparent)`;
 				}
