@@ -22,6 +22,8 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/server"
 )
@@ -82,6 +84,38 @@ func thousands(x float64) string {
 		s = s[:i] + "," + s[i:]
 	}
 	return s
+}
+
+// TestAlerts writes the table of docs/OPERATING.md from the alert rules.
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	var rules struct {
+		Groups []struct {
+			Rules []struct {
+				Alert       string
+				Labels      struct{ Severity string }
+				Annotations struct{ Summary, Description string }
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(readText(t, repo+"/deploy/prometheus/tenure.rules.yml")), &rules); err != nil {
+		t.Fatal(err)
+	}
+	label, value := regexp.MustCompile(`\{\{ *\$labels\.(\w+) *\}\}`), regexp.MustCompile(`\{\{[^}]*\}\}`)
+	var b strings.Builder
+	b.WriteString("| Alert | Severity | What it says | What is behind it |\n|---|---|---|---|\n")
+	for _, g := range rules.Groups {
+		for _, r := range g.Rules {
+			if r.Alert == "" { // it records
+				continue
+			}
+			text := func(s string) string {
+				return cell(value.ReplaceAllString(label.ReplaceAllString(s, "*$1*"), "*N*"))
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", r.Alert, r.Labels.Severity, text(r.Annotations.Summary), text(r.Annotations.Description))
+		}
+	}
+	generated(t, repo+"/docs/OPERATING.md", "alerts", b.String())
 }
 
 // openAPI is what is read of the document.
@@ -290,18 +324,11 @@ func typeText(s schema) string {
 // TestDocumentedMetrics: the metrics that a page or the README names are the server's.
 func TestDocumentedMetrics(t *testing.T) {
 	t.Parallel()
-	sources, err := filepath.Glob(repo + "/server/metrics*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var exposed string
-	for _, path := range sources {
-		exposed += readText(t, path)
-	}
+	exposed := servedHere(t, "/v1/openapi.json")
 	for _, path := range append(pages(t), repo+"/README.md") {
 		for _, name := range regexp.MustCompile("`(tenure_[a-z_]+)`").FindAllStringSubmatch(readText(t, path), -1) {
 			known := slices.Contains([]string{"tenure_nodes", "tenure_work", "tenure_takeovers", "tenure_status", "tenure_leases", "tenure_schema", "tenure_fence"}, name[1]) // of the database
-			if !known && !strings.Contains(exposed, strings.TrimPrefix(name[1], "tenure_")+`"`) {
+			if !known && !strings.Contains(exposed, name[0]) {
 				t.Errorf("%s: %s is not exposed", path, name[1])
 			}
 		}
