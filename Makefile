@@ -10,7 +10,7 @@ MODULES = $$(go list -m -f '{{.Dir}}')
 PACKAGES = $$(go list -m -f '{{.Dir}}/...')
 
 # The tests that write, with -update, the generated parts of the documentation.
-GENERATED := TestStoresTable|TestExitTable|TestTimings|TestAPIPage|TestCodesPage
+GENERATED := TestStoresTable|TestExitTable|TestTimings|TestAPIPage|TestCodesPage|TestAlerts
 
 # A package that takes longer than this hangs.
 TIMEOUT ?= 20m
