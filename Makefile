@@ -10,7 +10,7 @@ MODULES = $$(go list -m -f '{{.Dir}}')
 PACKAGES = $$(go list -m -f '{{.Dir}}/...')
 
 # The tests that write, with -update, the generated parts of the documentation.
-GENERATED := TestStoresTable|TestExitTable|TestTimings|TestAPIPage|TestCodesPage|TestAlerts
+GENERATED := TestStoresTable|TestExitTable|TestTimings|TestAPIPage|TestCodesPage|TestAlerts|TestBoard
 
 # A package that takes longer than this hangs.
 TIMEOUT ?= 20m
@@ -29,13 +29,13 @@ build: ## build bin/tenure
 
 .PHONY: test
 test: ## run all tests, the short form of the torture test included (needs Postgres)
-	@tools/need go postgres faketime psycopg2 chromium
+	@tools/need go postgres faketime psycopg2 chromium promtool
 	go vet ./bench/... # has little to test; at least it compiles
 	go test -timeout $(TIMEOUT) $(PACKAGES)
 
 .PHONY: race
 race: ## run all tests with the race detector
-	@tools/need go cc postgres faketime psycopg2 chromium
+	@tools/need go cc postgres faketime psycopg2 chromium promtool
 	go test -race -timeout 40m $(PACKAGES)
 
 .PHONY: torture

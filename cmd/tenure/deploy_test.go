@@ -1,8 +1,12 @@
 package main
 
 import (
+	"io"
+	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -37,6 +41,80 @@ func TestUnits(t *testing.T) {
 		}
 		if ours && !strings.Contains(line, "is not executable") {
 			t.Errorf("systemd-analyze: %s", strings.TrimSpace(line))
+		}
+	}
+}
+
+// TestAlertRules: the rules are well-formed, and fire when they should and only
+// then.
+func TestAlertRules(t *testing.T) {
+	t.Parallel()
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		if tool, err = filepath.Abs(filepath.Join(repo, "bin", "promtool")); err == nil {
+			_, err = os.Stat(tool)
+		}
+	}
+	if err != nil {
+		if os.Getenv("TENURE_TEST_STRICT") == "1" {
+			t.Fatal("promtool: not found; run tools/need promtool")
+		}
+		t.Skip("promtool: not found, so the rules are not tested; run tools/need promtool")
+	}
+	dir := filepath.Join(deploy, "prometheus")
+	for _, args := range [][]string{{"check", "rules", "tenure.rules.yml"}, {"test", "rules", "tenure.rules.test.yml"}} {
+		cmd := exec.Command(tool, args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+}
+
+var metricName = regexp.MustCompile(`\btenure_[a-z0-9_]+`)
+
+// TestMetricNames: rules and board ask for metrics that exist, and each rule has a
+// test in which it fires.
+func TestMetricNames(t *testing.T) {
+	t.Parallel()
+	_, url := startServer(t)
+	resp, err := http.Get(strings.Replace(url, "tenure://", "http://", 1) + "/v1/openapi.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	document, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, name := range metricName.FindAllString(string(document), -1) {
+		known[name] = true
+	}
+	for _, name := range metricName.FindAllString(readText(t, filepath.Join(repo, "adapters", "prometheus", "doc.go")), -1) {
+		known[name] = true // of those who hold terms
+	}
+	if len(known) < 30 {
+		t.Fatalf("the document of the interface names %d metrics, want at least 30", len(known))
+	}
+	rules := readText(t, filepath.Join(deploy, "prometheus", "tenure.rules.yml"))
+	for place, text := range map[string]string{"rules": rules, "board": string(boardJSON())} {
+		for _, name := range metricName.FindAllString(text, -1) {
+			base := name
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+				if known[strings.TrimSuffix(name, suffix)] {
+					base = strings.TrimSuffix(name, suffix)
+				}
+			}
+			if !known[base] {
+				t.Errorf("%s: no metric %s", place, name)
+			}
+		}
+	}
+	tests := readText(t, filepath.Join(deploy, "prometheus", "tenure.rules.test.yml"))
+	for _, m := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(rules, -1) {
+		if !strings.Contains(tests, `alertname="`+m[1]+`"`) {
+			t.Errorf("no test in which %s fires", m[1])
 		}
 	}
 }
