@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,7 +132,8 @@ func newFenceInstall() *cobra.Command {
 		Long: `Add to the schema of the leases the function tenure_fence(NAME, TOKEN), for callers in
 every language, and what guarded tables need. It may be repeated, and brings older
 functions to this version. Run it as the role that runs "tenure migrate", since the
-functions have the rights of whoever installs them.`,
+functions have the rights of the owner of the leases' tables. Guards of an older form
+then go on, and "tenure fence status" names them, to be guarded again.`,
 		Args: cobra.NoArgs,
 	}
 	f := addFencing(cmd, requestTime)
@@ -166,7 +168,8 @@ its current token:
 Each row belongs to the lease that its owner column names, or to nobody if that is
 null. A statement changes the rows of the stated lease and nobody's, and writes the
 stated token beside the owner. Set the owner to claim a row, and to null to give it
-up. Other rows are left as they are. INSERT is not guarded, TRUNCATE is refused.
+up. Other rows are left as they are. INSERT is not guarded, TRUNCATE is refused. A term
+that ends while the transaction runs makes its next statement fail.
 
 The guard is of triggers: it holds for superusers too, but not in replication. A
 partitioned or inherited table, a view and a foreign table cannot be guarded.`,
@@ -192,6 +195,7 @@ type guardedJSON struct {
 	Table   string           `json:"table"`
 	OnStale postgres.OnStale `json:"on_stale"`
 	Enabled bool             `json:"enabled"`
+	Fault   string           `json:"fault,omitempty"`
 	Refused map[string]int64 `json:"refused"`
 }
 
@@ -202,7 +206,7 @@ func newFenceStatus() *cobra.Command {
 		Long: `Show the guarded tables and what they refused. Counted are statements that stated
 nothing (not_stated) or a token that is not the current one (stale), TRUNCATEs, and
 rows that belong to another lease (other_owner) or to a later term of the same
-(newer_token).`,
+(newer_token). GUARD is "on", or tells what is wrong with it and what to do.`,
 		Args: cobra.NoArgs,
 	}
 	timeout, out := addTimeout(cmd), addFormat(cmd)
@@ -215,11 +219,8 @@ rows that belong to another lease (other_owner) or to a later term of the same
 			tables := []guardedJSON{}
 			rows := [][]string{{"TABLE", "ON STALE", "GUARD", "NOT STATED", "STALE", "OTHER OWNER", "NEWER TOKEN", "TRUNCATE"}}
 			for _, g := range guarded {
-				tables = append(tables, guardedJSON{g.Table, g.OnStale, g.Enabled, g.Refused})
-				row := []string{g.Table, string(g.OnStale), "on"}
-				if !g.Enabled {
-					row[2] = "incomplete"
-				}
+				tables = append(tables, guardedJSON{g.Table, g.OnStale, g.Enabled, g.Fault, g.Refused})
+				row := []string{g.Table, string(g.OnStale), cmp.Or(g.Fault, "on")}
 				for _, reason := range []string{"not_stated", "stale", "other_owner", "newer_token", "truncate"} {
 					row = append(row, fmt.Sprint(g.Refused[reason]))
 				}

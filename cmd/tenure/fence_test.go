@@ -63,6 +63,10 @@ func TestFenceVerbs(t *testing.T) {
 
 	fence("guard", "jobs").want(t, exitUsage, `"owner"`, "--add-columns")
 	fence("guard", "nothing", "--add-columns").want(t, exitNotFound, `"nothing"`, "SCHEMA.TABLE")
+	if r := fence("guard", "nothing", "--add-columns"); strings.Contains(r.err, "lease") {
+		t.Errorf("a table that is not there: got %q, want no lease in it", r.err)
+	}
+	fence("guard", "other.public.jobs", "--add-columns").want(t, exitUsage, "in the database of the leases")
 	fence("guard", "tenure_status", "--add-columns").want(t, exitConfig, "view")
 	if r := fence("guard", "jobs", "--add-columns", "--dry-run"); r.code != exitOK || !strings.Contains(r.out, "CREATE INDEX CONCURRENTLY") || !strings.Contains(r.out, "CREATE TRIGGER") {
 		t.Errorf("--dry-run: got code %d, output %q", r.code, r.out)
@@ -70,7 +74,7 @@ func TestFenceVerbs(t *testing.T) {
 	if n := run("UPDATE jobs SET status = 'queued' WHERE id = 2"); n != 1 {
 		t.Errorf("after --dry-run: got %d rows changed, want 1", n)
 	}
-	fence("guard", "jobs", "--add-columns").want(t, exitOK, "add columns", "index the columns", `guard "public"."jobs"`)
+	fence("guard", "jobs", "--add-columns").want(t, exitOK, `add columns to "public"."jobs" and guard it`, "index the columns")
 	fence("guard", "jobs", "--add-columns").want(t, exitOK, "nothing to do")
 	if n := run("DELETE FROM jobs WHERE status = 'running'"); n != 0 {
 		t.Errorf("a sweep that states nothing: got %d rows, want 0", n)
@@ -89,6 +93,11 @@ func TestFenceVerbs(t *testing.T) {
 	if r := fence("status"); r.code != exitOK || !strings.HasPrefix(r.out, "TABLE ") || !strings.Contains(r.out, "\npublic.jobs  zero      on     1 ") {
 		t.Errorf("status: got code %d, output %q", r.code, r.out)
 	}
+	run("ALTER TABLE jobs RENAME COLUMN token TO term")
+	if r := fence("status"); r.code != exitOK || !strings.Contains(r.out, "a column was renamed: guard it again") {
+		t.Errorf("status of a table whose column was renamed: got code %d, output %q", r.code, r.out)
+	}
+	run("ALTER TABLE jobs RENAME COLUMN term TO token")
 	fence("remove", "jobs", "--drop-columns").want(t, exitOK, "take the guard off", "drop the columns")
 	fence("remove", "jobs").want(t, exitOK, "nothing to do")
 	if n := run("DELETE FROM jobs WHERE status = 'running'"); n != 1 {

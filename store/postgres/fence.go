@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -31,34 +32,46 @@ type FenceStep struct {
 
 // PlanFence returns the steps that add to the schema, beside the leases, what
 // callers in other languages and guarded tables need: tenure_fence(resource,
-// token) foremost. There are none if it is in place. It changes nothing. Who
-// runs the steps must be allowed to create functions in the schema, and to
-// select and update tenure_lease: the functions have his rights.
+// token) foremost. There are none if it is in place; an older form is replaced. It
+// changes nothing. Who runs the steps must be the owner of tenure_lease, a member
+// of that role or a superuser: the functions have that owner's rights, so that
+// they lend nobody more than the leases.
 func (s *Store) PlanFence(ctx context.Context) ([]FenceStep, error) {
 	text, mark := s.fenceText("install.sql", nil)
-	r, err := s.one(ctx, "look at the fence", `SELECT has_table_privilege('`+s.prefix+`tenure_lease', 'SELECT') AND has_table_privilege('`+s.prefix+`tenure_lease', 'UPDATE'),
-		has_schema_privilege('`+s.schema+`', 'CREATE'), current_user, coalesce((SELECT obj_description(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-			WHERE n.nspname = '`+s.schema+`' AND p.proname = 'tenure_fence'), '')`)
+	r, err := s.one(ctx, "look at the fence", `SELECT pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'MEMBER'), has_schema_privilege('`+s.schema+`', 'CREATE'), current_user
+		FROM pg_class c WHERE c.oid = '`+s.prefix+`tenure_lease'::regclass`)
 	if err != nil {
 		return nil, err
 	}
-	may, creates, user, present := r.boolean(), r.boolean(), r.text(), r.text()
+	owner, member, creates, user := r.text(), r.boolean(), r.boolean(), r.text()
+	present, err := s.fence(ctx)
 	switch {
-	case r.err != nil:
-		return nil, r.err
-	case present == mark:
+	case r.err != nil || err != nil:
+		return nil, cmp.Or(r.err, err)
+	case present.mark == mark:
 		return nil, nil
-	case !may || !creates:
-		return nil, fmt.Errorf("postgres: install the fence: role %q must be allowed to CREATE in schema %q and to SELECT and UPDATE %stenure_lease, since the functions have its rights: use the role that runs tenure migrate: %w", user, s.schema, s.prefix, store.ErrPermission)
+	case !member || !creates:
+		return nil, fmt.Errorf("postgres: install the fence: role %q must be %q, the owner of %stenure_lease whose rights the functions have, or a member of it, and be allowed to CREATE in schema %q: use the role that runs tenure migrate: %w", user, owner, s.prefix, s.schema, store.ErrPermission)
+	}
+	if owner != user {
+		for _, f := range fenceFunctions {
+			text += "ALTER FUNCTION " + s.prefix + f + " OWNER TO " + pgx.Identifier{owner}.Sanitize() + ";\n"
+		}
 	}
 	text += fmt.Sprintf("COMMENT ON FUNCTION %stenure_fence(text, bigint) IS '%s';\n", s.prefix, mark)
 	return []FenceStep{{What: "add tenure_fence and the guard's functions", SQL: text}}, nil
 }
 
+// fenceFunctions are those of fence/install.sql, those first that call others.
+var fenceFunctions = []string{
+	"tenure_refusals()", "tenure_guard_token()", "tenure_guard_row()", "tenure_guard_statement()",
+	"tenure_must_raise(oid)", "tenure_refuse(text, text)", "tenure_fence(text, bigint)",
+}
+
 // PlanFenceRemoval returns the steps that undo those of PlanFence. It returns an
 // error matching store.ErrBusy while a table is guarded.
 func (s *Store) PlanFenceRemoval(ctx context.Context) ([]FenceStep, error) {
-	if installed, err := s.fenceInstalled(ctx); err != nil || !installed {
+	if present, err := s.fence(ctx); err != nil || present.lender == "" {
 		return nil, err
 	}
 	guarded, err := s.Guarded(ctx)
@@ -73,7 +86,7 @@ func (s *Store) PlanFenceRemoval(ctx context.Context) ([]FenceStep, error) {
 		return nil, fmt.Errorf("postgres: remove the fence: tables are guarded by it (%s): remove their guards first: %w", strings.Join(tables, ", "), store.ErrBusy)
 	}
 	text := ""
-	for _, f := range []string{"tenure_refusals()", "tenure_guard_token()", "tenure_guard_row()", "tenure_guard_statement()", "tenure_refuse(text, text)", "tenure_fence(text, bigint)"} {
+	for _, f := range fenceFunctions {
 		text += "DROP FUNCTION IF EXISTS " + s.prefix + f + ";\n"
 	}
 	// Tables that were dropped leave their counters behind.
@@ -87,16 +100,40 @@ func (s *Store) PlanFenceRemoval(ctx context.Context) ([]FenceStep, error) {
 	return []FenceStep{{What: "drop tenure_fence and the guard's functions", SQL: text}}, nil
 }
 
-func (s *Store) fenceInstalled(ctx context.Context) (bool, error) {
-	r, err := s.one(ctx, "look at the fence", "SELECT to_regprocedure('"+s.prefix+"tenure_refusals()') IS NOT NULL")
+// fencing is what is there of the fence.
+type fencing struct {
+	lender string // the role whose rights the functions have; "" if they are not there
+	mark   string // of the text that they were made by
+}
+
+func (s *Store) fence(ctx context.Context) (fencing, error) {
+	r, err := s.one(ctx, "look at the fence", "SELECT coalesce((SELECT pg_get_userbyid(p.proowner) FROM pg_proc p WHERE p.oid = to_regprocedure('"+s.prefix+"tenure_refusals()')), ''), "+
+		"coalesce(obj_description(to_regprocedure('"+s.prefix+"tenure_fence(text, bigint)'), 'pg_proc'), '')")
 	if err != nil {
-		return false, err
+		return fencing{}, err
 	}
-	return r.boolean(), r.err
+	return fencing{lender: r.text(), mark: r.text()}, r.err
+}
+
+// installed returns what is there of the fence, or an error matching
+// store.ErrSchema if that is nothing, or is of another form than this package's.
+func (s *Store) installed(ctx context.Context) (fencing, error) {
+	present, err := s.fence(ctx)
+	if err != nil {
+		return fencing{}, err
+	}
+	if present.lender == "" {
+		return fencing{}, s.errNoFence()
+	}
+	if _, mark := s.fenceText("install.sql", nil); present.mark != mark {
+		return fencing{}, fmt.Errorf("postgres: the fence of schema %q is of an older form: run: tenure fence install: %w", s.schema, store.ErrSchema)
+	}
+	return present, nil
 }
 
 // fenceText returns a file of the fence with names put in, and the mark by which
-// this text of it is known again.
+// this text of it is known again: "tenure fence", the form, the text. The form is
+// that of the file, whatever the names.
 func (s *Store) fenceText(file string, names []string) (text, mark string) {
 	b, err := fenceFiles.ReadFile("fence/" + file)
 	if err != nil {
@@ -107,8 +144,8 @@ func (s *Store) fenceText(file string, names []string) (text, mark string) {
 		"{{name}}", s.schema,
 		"{{setting}}", "tenure." + strings.ToLower(s.schema),
 	}, names...)...).Replace(string(b))
-	sum := sha256.Sum256([]byte(text))
-	return text, "tenure fence " + hex.EncodeToString(sum[:6])
+	form, sum := sha256.Sum256(b), sha256.Sum256([]byte(text))
+	return text, "tenure fence " + hex.EncodeToString(form[:4]) + " " + hex.EncodeToString(sum[:6])
 }
 
 // RunFence runs steps in order. A step in a transaction is done whole or not at
@@ -145,7 +182,7 @@ func fenceFailure(step FenceStep, err error) error {
 	if pg, ok := serverError(err); ok {
 		switch pg.Code {
 		case "42501":
-			class, next = store.ErrPermission, ": run it as the owner of the table, with the right to create in tenure's schema"
+			class, next = store.ErrPermission, ": run it as a role that owns the table and may do what the role of tenure fence install may, or as a superuser"
 		case codeLockTimeout, codeDeadlock:
 			class, next = store.ErrBusy, ": the table is in use by a long transaction, run it again"
 		case "25006":

@@ -33,6 +33,11 @@ const (
 // setting it to null. TRUNCATE is refused. INSERT is not guarded: use Guard or
 // tenure_fence in the transaction, which refuse by themselves.
 //
+// An error, and not zero rows, is also what a statement gets whose term ended
+// since this transaction stated it, so that no half of the transaction commits;
+// what a foreign key cascades, which zero rows would break; and every statement
+// while another table inherits from the guarded one.
+//
 // The guard is for mistakes, not for malice: who may alter the table can remove
 // it, and replication and session_replication_role = replica go past it.
 type TableGuard struct {
@@ -58,7 +63,7 @@ type relation struct {
 	fallback     string // the owner column's default, as an expression
 	cascades     bool   // rows of other tables can take its rows with them
 	indexed      bool
-	broken       bool   // an index of ours is there and not valid
+	broken       bool   // our index is there and not valid
 	guard        string // of the guard that is in place, else what it will be
 	mark         string // of the guard that is in place
 	triggers     int64  // of it, enabled
@@ -66,7 +71,12 @@ type relation struct {
 
 func (r *relation) sql() string { return pgx.Identifier{r.schema, r.name}.Sanitize() }
 
-func (r *relation) index() string { return "tenure_guard_" + r.guard }
+// index names the index that a guard makes on its columns. Another guard of the
+// table, on others, makes another.
+func (r *relation) index(g *TableGuard) string {
+	sum := sha256.Sum256([]byte(g.Owner + " " + g.Token))
+	return "tenure_guard_" + r.guard + "_" + hex.EncodeToString(sum[:4])
+}
 
 // guardOf names the guard of a table, and with it its settings and counters. The
 // name stays when the table is renamed.
@@ -96,8 +106,11 @@ func (g *TableGuard) check() error {
 	return nil
 }
 
-// guardTriggers is how many triggers fence/guard.sql makes.
-const guardTriggers = 6
+// guardTriggers are those that fence/guard.sql makes.
+var guardTriggers = []string{
+	"00_tenure_guard_statement", "00_tenure_guard_truncate", "00_tenure_guard_other_owner", "00_tenure_guard_newer_token",
+	"00_tenure_guard_token_own", "00_tenure_guard_token_none",
+}
 
 // addedColumn is the comment by which a column that a guard added is known again.
 const addedColumn = "added by tenure fence guard"
@@ -113,10 +126,9 @@ func (s *Store) PlanGuard(ctx context.Context, g TableGuard) ([]FenceStep, error
 	if err := g.check(); err != nil {
 		return nil, err
 	}
-	if installed, err := s.fenceInstalled(ctx); err != nil {
+	present, err := s.installed(ctx)
+	if err != nil {
 		return nil, err
-	} else if !installed {
-		return nil, s.errNoFence()
 	}
 	rel, err := s.relation(ctx, &g)
 	if err != nil {
@@ -127,25 +139,26 @@ func (s *Store) PlanGuard(ctx context.Context, g TableGuard) ([]FenceStep, error
 	}
 	var steps []FenceStep
 	owner, token := pgx.Identifier{g.Owner}.Sanitize(), pgx.Identifier{g.Token}.Sanitize()
-	if columns := rel.columns(&g); columns != "" {
-		steps = append(steps, FenceStep{What: "add columns to " + rel.sql(), SQL: columns})
+	text, mark := s.fenceText("guard.sql", []string{
+		"{{table}}", rel.sql(), "{{guard}}", rel.guard, "{{on_stale}}", string(g.OnStale),
+		"{{owner}}", owner, "{{token}}", token, "{{token_text}}", "'" + g.Token + "'", "{{owner_text}}", "'" + g.Owner + "'",
+		"{{lender}}", pgx.Identifier{present.lender}.Sanitize(),
+	})
+	if columns := rel.columns(&g); columns != "" || rel.mark != mark || rel.triggers != int64(len(guardTriggers)) {
+		what := "guard " + rel.sql()
+		if columns != "" {
+			what = "add columns to " + rel.sql() + " and guard it"
+		}
+		steps = append(steps, FenceStep{What: what,
+			SQL: columns + text + fmt.Sprintf("COMMENT ON TRIGGER \"00_tenure_guard_statement\" ON %s IS '%s';\n", rel.sql(), mark)})
 	}
-	index := pgx.Identifier{rel.index()}.Sanitize()
 	if g.AddColumns && rel.broken {
 		steps = append(steps, FenceStep{What: "drop an index that was not finished", Alone: true,
-			SQL: "DROP INDEX CONCURRENTLY IF EXISTS " + pgx.Identifier{rel.schema, rel.index()}.Sanitize() + ";\n"})
+			SQL: "DROP INDEX CONCURRENTLY IF EXISTS " + pgx.Identifier{rel.schema, rel.index(&g)}.Sanitize() + ";\n"})
 	}
 	if g.AddColumns && !rel.indexed {
 		steps = append(steps, FenceStep{What: "index the columns, beside the table's writers", Alone: true,
-			SQL: fmt.Sprintf("CREATE INDEX CONCURRENTLY %s ON %s (%s, %s);\n", index, rel.sql(), owner, token)})
-	}
-	text, mark := s.fenceText("guard.sql", []string{
-		"{{table}}", rel.sql(), "{{guard}}", rel.guard, "{{on_stale}}", string(g.OnStale),
-		"{{owner}}", owner, "{{token}}", token, "{{token_text}}", "'" + g.Token + "'",
-	})
-	if rel.mark != mark || rel.triggers != guardTriggers {
-		steps = append(steps, FenceStep{What: "guard " + rel.sql(),
-			SQL: text + fmt.Sprintf("COMMENT ON TRIGGER \"00_tenure_guard_statement\" ON %s IS '%s';\n", rel.sql(), mark)})
+			SQL: fmt.Sprintf("CREATE INDEX CONCURRENTLY %s ON %s (%s, %s);\n", pgx.Identifier{rel.index(&g)}.Sanitize(), rel.sql(), owner, token)})
 	}
 	return steps, nil
 }
@@ -210,15 +223,15 @@ func (s *Store) relation(ctx context.Context, g *TableGuard) (*relation, error) 
 	find.quote(g.Table)
 	find.WriteString(")::pg_catalog.oid, 0)")
 	found, err := s.one(ctx, "look at the table", find.String())
-	if pg, ok := serverError(err); ok && (pg.Code == "42602" || pg.Code == "42601") {
-		return nil, &store.InvalidError{Field: "table", Value: g.Table, Rule: "a name as in SQL, with or without its schema"}
+	if pg, ok := serverError(err); ok && (pg.Code == "42602" || pg.Code == "42601" || pg.Code == "0A000") {
+		return nil, &store.InvalidError{Field: "table", Value: g.Table, Rule: "a name as in SQL, with or without its schema, in the database of the leases"}
 	}
 	if err != nil {
 		return nil, err
 	}
 	oid := found.number()
 	if found.err != nil || oid == 0 {
-		return nil, cmp.Or(found.err, fmt.Errorf("postgres: no table %q on the role's search path: write SCHEMA.TABLE: %w", g.Table, store.ErrNotFound))
+		return nil, cmp.Or(found.err, error(&refusal{text: fmt.Sprintf("postgres: there is no table %q, or it is not on the role's search path: write SCHEMA.TABLE", g.Table), class: store.ErrNotFound, cause: store.ErrNotFound}))
 	}
 	r, err := s.one(ctx, "look at the table", fmt.Sprintf("WITH t AS (SELECT c.*, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %d), mine AS", oid)+` (SELECT g.* FROM pg_trigger g, t WHERE g.tgrelid = t.oid AND g.tgname LIKE '00\_tenure\_guard\_%')
 		SELECT t.nspname, t.relname, format('%I.%I', t.nspname, t.relname),
@@ -238,7 +251,6 @@ func (s *Store) relation(ctx context.Context, g *TableGuard) (*relation, error) 
 			EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = t.oid AND k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))),
 			EXISTS (SELECT FROM pg_index i WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts >= 2
 				AND (SELECT array_agg(a.attname::text ORDER BY k.n) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, n) JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum WHERE k.n <= 2) = ARRAY['`+g.Owner+`', '`+g.Token+`']),
-			EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = t.oid AND NOT i.indisvalid AND x.relname LIKE 'tenure\_guard\_%'),
 			coalesce((SELECT split_part(encode(mine.tgargs, 'escape'), '\000', 1) FROM mine WHERE mine.tgname = '00_tenure_guard_statement'), ''),
 			coalesce((SELECT obj_description(mine.oid, 'pg_trigger') FROM mine WHERE mine.tgname = '00_tenure_guard_statement'), ''),
 			(SELECT count(*) FROM mine WHERE mine.tgenabled IN ('O', 'A'))
@@ -248,10 +260,27 @@ func (s *Store) relation(ctx context.Context, g *TableGuard) (*relation, error) 
 	}
 	rel := &relation{
 		schema: r.text(), name: r.text(), qualified: r.text(), cannot: r.text(), owner: r.text(), token: r.text(), fallback: r.text(),
-		cascades: r.boolean(), indexed: r.boolean(), broken: r.boolean(), guard: r.text(), mark: r.text(), triggers: r.number(),
+		cascades: r.boolean(), indexed: r.boolean(), guard: r.text(), mark: r.text(), triggers: r.number(),
 	}
 	rel.guard = cmp.Or(rel.guard, guardOf(rel.qualified, oid))
-	return rel, r.err
+	if r.err != nil {
+		return nil, r.err
+	}
+	return rel, s.findIndex(ctx, rel, g)
+}
+
+// findIndex looks whether the index that a guard makes is there, unfinished.
+func (s *Store) findIndex(ctx context.Context, rel *relation, g *TableGuard) error {
+	var c call
+	c.WriteString("SELECT EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_namespace n ON n.oid = x.relnamespace WHERE NOT i.indisvalid AND x.relname = '" + rel.index(g) + "' AND n.nspname = ")
+	c.quote(rel.schema)
+	c.WriteString(")")
+	r, err := s.one(ctx, "look at the table", c.String())
+	if err != nil {
+		return err
+	}
+	rel.broken = r.boolean()
+	return r.err
 }
 
 // PlanUnguard returns the steps that take the guard off a table, and drop its
@@ -277,21 +306,21 @@ func (s *Store) PlanUnguard(ctx context.Context, table string, dropColumns bool)
 		if have.Table != rel.qualified {
 			continue
 		}
-		for _, name := range []string{"statement", "truncate", "other_owner", "newer_token", "token_own", "token_none"} {
-			text += fmt.Sprintf("DROP TRIGGER IF EXISTS \"00_tenure_guard_%s\" ON %s;\n", name, rel.sql())
+		for _, name := range append([]string{"00_tenure_guard_row"}, guardTriggers...) { // the first is of an older form
+			text += fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s;\n", pgx.Identifier{name}.Sanitize(), rel.sql())
 		}
 		for _, reason := range guardReasons {
 			text += fmt.Sprintf("DROP SEQUENCE IF EXISTS %stenure_refused_%s_%s;\n", s.prefix, rel.guard, reason)
 		}
 		steps = append(steps, FenceStep{What: "take the guard off " + rel.sql(), SQL: text})
 	}
-	added, indexed, err := s.added(ctx, rel)
+	added, indexes, err := s.added(ctx, rel)
 	if err != nil {
 		return nil, err
 	}
-	if indexed {
+	for _, index := range indexes {
 		steps = append(steps, FenceStep{What: "drop the guard's index", Alone: true,
-			SQL: "DROP INDEX CONCURRENTLY IF EXISTS " + pgx.Identifier{rel.schema, rel.index()}.Sanitize() + ";\n"})
+			SQL: "DROP INDEX CONCURRENTLY IF EXISTS " + pgx.Identifier{rel.schema, index}.Sanitize() + ";\n"})
 	}
 	if dropColumns && len(added) > 0 {
 		var drop []string
@@ -303,37 +332,38 @@ func (s *Store) PlanUnguard(ctx context.Context, table string, dropColumns bool)
 	return steps, nil
 }
 
-// added returns the columns that a guard added to a table, and whether its index is there.
-func (s *Store) added(ctx context.Context, rel *relation) (columns []string, indexed bool, err error) {
+// added returns the columns and the indexes that guards added to a table.
+func (s *Store) added(ctx context.Context, rel *relation) (columns, indexes []string, err error) {
 	var c call
-	c.WriteString("SELECT a.attname, EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = c.oid AND x.relname = '" + rel.index() + "') " +
-		"FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped AND col_description(c.oid, a.attnum) = '" + addedColumn + "' WHERE n.nspname = ")
+	c.WriteString("WITH t AS (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ")
 	c.quote(rel.schema)
 	c.WriteString(" AND c.relname = ")
 	c.quote(rel.name)
+	c.WriteString(`) SELECT false, a.attname FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND NOT a.attisdropped AND col_description(t.oid, a.attnum) = '` + addedColumn + `'
+		UNION ALL SELECT true, x.relname FROM t JOIN pg_index i ON i.indrelid = t.oid JOIN pg_class x ON x.oid = i.indexrelid WHERE x.relname ~ '^tenure_guard_` + rel.guard + `(_|$)'`)
 	rows, err := s.do(ctx, "look at the table", c.String())
 	if err != nil {
-		return nil, false, err
+		return nil, nil, err
 	}
 	for _, r := range rows {
-		if !r.null() {
-			columns = append(columns, r.text())
+		if r.boolean() {
+			indexes = append(indexes, r.text())
 		} else {
-			r.take()
+			columns = append(columns, r.text())
 		}
-		indexed = r.boolean()
 		if r.err != nil {
-			return nil, false, r.err
+			return nil, nil, r.err
 		}
 	}
-	return columns, indexed, nil
+	return columns, indexes, nil
 }
 
 // Guarded is a table with a guard.
 type Guarded struct {
 	Table   string // with its schema, quoted where SQL needs it
 	OnStale OnStale
-	Enabled bool // all of its triggers are there and enabled
+	Enabled bool   // it guards as PlanGuard says
+	Fault   string // why it does not, and what to do; "" if it does
 	// Refused counts by reason: "not_stated", "stale" and "truncate" statements,
 	// "other_owner" and "newer_token" rows. A crash of the server may have added up to
 	// 32 to each.
@@ -342,24 +372,42 @@ type Guarded struct {
 
 // Guarded returns the guarded tables, by name.
 func (s *Store) Guarded(ctx context.Context) ([]Guarded, error) {
-	if installed, err := s.fenceInstalled(ctx); err != nil {
+	if present, err := s.fence(ctx); err != nil {
 		return nil, err
-	} else if !installed {
+	} else if present.lender == "" {
 		return nil, s.errNoFence()
 	}
-	rows, err := s.do(ctx, "list guarded tables", fmt.Sprintf(`SELECT f.relation, split_part(encode(t.tgargs, 'escape'), '\000', 2),
-			(SELECT count(*) = %d FROM pg_trigger o WHERE o.tgrelid = t.tgrelid AND o.tgname LIKE '00\_tenure\_guard\_%%' AND o.tgenabled IN ('O', 'A')), f.reason, f.refused
-		FROM %stenure_refusals() f JOIN pg_trigger t ON t.tgrelid = f.relation::regclass AND t.tgname = '00_tenure_guard_statement'`, guardTriggers, s.prefix))
+	_, mark := s.fenceText("guard.sql", nil)
+	form := mark[:strings.LastIndexByte(mark, ' ')]
+	rows, err := s.do(ctx, "list guarded tables", `SELECT f.relation, a.args[2],
+			(SELECT count(*) FROM pg_trigger o WHERE o.tgrelid = t.tgrelid AND o.tgname = ANY ('{`+strings.Join(guardTriggers, ",")+`}') AND o.tgenabled IN ('O', 'A')),
+			coalesce(obj_description(t.oid, 'pg_trigger'), '') LIKE '`+form+` %',
+			(SELECT count(*) FROM pg_attribute c WHERE c.attrelid = t.tgrelid AND NOT c.attisdropped AND c.attname IN (a.args[3], a.args[4])),
+			EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = t.tgrelid), f.reason, f.refused
+		FROM `+s.prefix+`tenure_refusals() f JOIN pg_trigger t ON t.tgrelid = f.relation::regclass AND t.tgname = '00_tenure_guard_statement',
+			string_to_array(encode(t.tgargs, 'escape'), '\000') a(args)`)
 	if err != nil {
 		return nil, err
 	}
 	var all []Guarded
 	for _, r := range rows {
-		g := Guarded{Table: r.text(), OnStale: OnStale(r.text()), Enabled: r.boolean(), Refused: map[string]int64{}}
+		g := Guarded{Table: r.text(), OnStale: OnStale(r.text()), Refused: map[string]int64{}}
+		triggers, current, columns, children := r.number(), r.boolean(), r.number(), r.boolean()
 		reason, refused := r.text(), r.number()
 		if r.err != nil {
 			return nil, r.err
 		}
+		switch {
+		case !current:
+			g.Fault = "old form: tenure fence install, then guard it again"
+		case triggers != int64(len(guardTriggers)):
+			g.Fault = "incomplete: guard it again"
+		case columns != 2:
+			g.Fault = "a column was renamed: guard it again"
+		case children:
+			g.Fault = "tables inherit from it: each statement fails"
+		}
+		g.Enabled = g.Fault == ""
 		if len(all) == 0 || all[len(all)-1].Table != g.Table {
 			all = append(all, g)
 		}

@@ -285,6 +285,7 @@ func TestFenceRefusesToGuess(t *testing.T) {
 		{postgres.TableGuard{Table: "plain", Owner: "a-b"}, store.ErrInvalid, "owner column"},
 		{postgres.TableGuard{Table: "nothing"}, store.ErrNotFound, "SCHEMA.TABLE"},
 		{postgres.TableGuard{Table: "a b; DROP TABLE plain"}, store.ErrInvalid, "as in SQL"},
+		{postgres.TableGuard{Table: "other.public.plain"}, store.ErrInvalid, "in the database of the leases"},
 	} {
 		if steps, err := s.PlanGuard(bounded(t), c.g); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) || steps != nil {
 			t.Errorf("%+v: got %v, error %v, want one matching %q that says %q", c.g, steps, err, c.is, c.says)

@@ -3,6 +3,7 @@
 -- few other triggers run for a row that is refused.
 DROP TRIGGER IF EXISTS "00_tenure_guard_statement" ON {{table}};
 DROP TRIGGER IF EXISTS "00_tenure_guard_truncate" ON {{table}};
+DROP TRIGGER IF EXISTS "00_tenure_guard_row" ON {{table}}; -- of guards of an older form
 DROP TRIGGER IF EXISTS "00_tenure_guard_other_owner" ON {{table}};
 DROP TRIGGER IF EXISTS "00_tenure_guard_newer_token" ON {{table}};
 DROP TRIGGER IF EXISTS "00_tenure_guard_token_own" ON {{table}};
@@ -12,11 +13,14 @@ CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_stale;
 CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_other_owner;
 CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_newer_token;
 CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_truncate;
+GRANT USAGE ON SEQUENCE {{schema}}.tenure_refused_{{guard}}_not_stated, {{schema}}.tenure_refused_{{guard}}_stale,
+	{{schema}}.tenure_refused_{{guard}}_other_owner, {{schema}}.tenure_refused_{{guard}}_newer_token,
+	{{schema}}.tenure_refused_{{guard}}_truncate TO {{lender}}; -- whose rights the functions have
 
 CREATE TRIGGER "00_tenure_guard_statement" BEFORE UPDATE OR DELETE ON {{table}}
-	FOR EACH STATEMENT EXECUTE FUNCTION {{schema}}.tenure_guard_statement('{{guard}}', '{{on_stale}}');
+	FOR EACH STATEMENT EXECUTE FUNCTION {{schema}}.tenure_guard_statement('{{guard}}', '{{on_stale}}', {{owner_text}}, {{token_text}});
 CREATE TRIGGER "00_tenure_guard_truncate" BEFORE TRUNCATE ON {{table}}
-	FOR EACH STATEMENT EXECUTE FUNCTION {{schema}}.tenure_guard_statement('{{guard}}', '{{on_stale}}');
+	FOR EACH STATEMENT EXECUTE FUNCTION {{schema}}.tenure_guard_statement('{{guard}}', '{{on_stale}}', {{owner_text}}, {{token_text}});
 
 -- A row may be changed if it is nobody's, or is the stated lease's and was not
 -- written in a later term of it. Conditions are evaluated with the rights of
