@@ -84,6 +84,29 @@ func playInstance(path string) error {
 	return nil
 }
 
+// pause stops a process at a moment at which it is not writing to st: a stopped
+// writer would keep everybody out of the file.
+func pause(t *testing.T, p *os.Process, st store.Store) {
+	t.Helper()
+	for n := fence.Token(1); ; n++ {
+		if err := p.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		err := st.RaiseFloor(ctx, "probe", n)
+		cancel()
+		if err == nil {
+			return
+		}
+		if n == 50 {
+			t.Fatalf("no moment to stop: %v", err)
+		}
+		if err := p.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A process that is stopped in the middle of a run and goes on after another has
 // taken over learns of it in its first check, and its context has ended.
 func TestPause(t *testing.T) {
@@ -113,9 +136,7 @@ func TestPause(t *testing.T) {
 	if got := line(); got != "token 1" {
 		t.Fatalf("the other instance: got %q, want that it runs", got)
 	}
-	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, cmd.Process, st)
 	var token fence.Token
 	newJob(t, keeper(t, st, tenure.Config{TTL: time.Second}), func(_ context.Context, term *tenure.Term) error {
 		token = term.Token()

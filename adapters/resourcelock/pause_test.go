@@ -1,0 +1,154 @@
+//go:build linux
+
+package resourcelock_test
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/leaderelection"
+	_ "modernc.org/sqlite"
+
+	"github.com/tenurehq/tenure/adapters/resourcelock"
+	"github.com/tenurehq/tenure/fence"
+	"github.com/tenurehq/tenure/store"
+	"github.com/tenurehq/tenure/store/sqlite"
+)
+
+// envInstance makes this binary another instance, and holds the path of the store.
+const envInstance = "TENURE_RESOURCELOCK_INSTANCE"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(envInstance); path != "" {
+		if err := playInstance(path); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// openFile opens the store that two processes share.
+func openFile(ctx context.Context, path string) (store.Store, error) {
+	db, err := sql.Open("sqlite", sqlite.ModerncDSN(path))
+	if err != nil {
+		return nil, err
+	}
+	st, err := sqlite.New(db, sqlite.Config{})
+	if err != nil {
+		return nil, err
+	}
+	return st, st.Migrate(ctx)
+}
+
+// playInstance leads once. It says that it leads, waits for a line, and says
+// whether it may act, once the context of its work has ended.
+func playInstance(path string) error {
+	st, err := openFile(context.Background(), path)
+	if err != nil {
+		return err
+	}
+	lease, err := resourcelock.New(st, "controller", resourcelock.Config{})
+	if err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	leaderelection.RunOrDie(context.Background(), leaderelection.LeaderElectionConfig{
+		Lock: lease, LeaseDuration: ttl, RenewDeadline: deadline, RetryPeriod: retry,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				defer close(done)
+				work, cancel := lease.Within(ctx)
+				defer cancel()
+				token, _ := lease.MayAct()
+				fmt.Printf("token %s\n", token)
+				_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+				_, ok := lease.MayAct()
+				<-work.Done()
+				fmt.Printf("may act: %t\n", ok)
+			},
+			OnStoppedLeading: func() { <-done },
+		},
+	})
+	return nil
+}
+
+// pause stops a process at a moment at which it is not writing to st: a stopped
+// writer would keep everybody out of the file.
+func pause(t *testing.T, p *os.Process, st store.Store) {
+	t.Helper()
+	for n := fence.Token(1); ; n++ {
+		if err := p.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		err := st.RaiseFloor(ctx, "probe", n)
+		cancel()
+		if err == nil {
+			return
+		}
+		if n == 50 {
+			t.Fatalf("no moment to stop: %v", err)
+		}
+		if err := p.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A process that is stopped in the middle of a run and goes on after another has
+// taken over learns of it in its first check, and its context has ended.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "leases.db")
+	st, err := openFile(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), envInstance+"="+path)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nothing else ends it while it is stopped
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	line := func() string { lines.Scan(); return lines.Text() }
+	if got := line(); got != "token 1" {
+		t.Fatalf("the other instance: got %q, want that it runs", got)
+	}
+	pause(t, cmd.Process, st)
+	if l := next(t, run(t, st, 1, resourcelock.Config{})); l.token != 2 {
+		t.Errorf("got token %s after the pause began, want 2", l.token)
+	}
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(in, "\n"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := line(), "may act: false"; got != want {
+		t.Errorf("the other instance after its pause: got %q, want %q", got, want)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
