@@ -49,8 +49,8 @@ func NewLocker(k *tenure.Keeper, hold time.Duration, opts ...tenure.AcquireOptio
 
 // Lock begins a term for one run, or returns an error and the job is skipped: one
 // matching store.ErrHeld if another instance runs it, or has run it for this
-// tick; ErrRunning; and the other errors of Keeper.TryAcquire, which are logged
-// as warnings too, since gocron passes over them in silence. It is for gocron to call.
+// tick; ErrRunning; and the other errors of Keeper.TryAcquire, which but for
+// tenure.ErrClosed are logged as warnings too, since gocron passes over them in silence. It is for gocron to call.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	l.mu.Lock()
 	running := l.busy[key]
@@ -64,7 +64,7 @@ func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	defer l.mu.Unlock()
 	if err != nil {
 		delete(l.busy, key)
-		if !errors.Is(err, store.ErrHeld) {
+		if !errors.Is(err, store.ErrHeld) && !errors.Is(err, tenure.ErrClosed) {
 			l.k.Config().Logger.Warn("job is skipped", "lease", key, "reason", string(store.Classify(err)), "err", err)
 		}
 		return nil, err

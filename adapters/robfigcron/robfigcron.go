@@ -70,10 +70,11 @@ type Config struct {
 	// Default time.Local. It should be the same on all instances.
 	Location *time.Location
 
-	// Hold is the least time between the beginnings of two runs, kept by the
-	// store (tenure.WithMinHold). Default none. Without a Schedule it should be
-	// longer than the clocks of the instances differ, so that the tick of a late
-	// one finds it done, and shorter than the time between two ticks.
+	// Hold is for jobs without a Schedule: the least time between the beginnings of
+	// two runs, kept by the store (tenure.WithMinHold). It should be longer than the
+	// clocks of the instances differ, so that the tick of a late one finds it
+	// done, and shorter than the time between two ticks. Default none. With a
+	// Schedule it is refused, as a term that finds its slot done would hold up the next.
 	Hold time.Duration
 
 	// Options are those of Keeper.Acquire, for every run.
@@ -103,10 +104,13 @@ var _ cron.Job = (*Job)(nil)
 
 // New returns a Job that runs f under terms of the lease name through k, which must
 // be running when the job is. The error matches store.ErrInvalid for a bad
-// name, ErrSchedule, or store.ErrUnsupported if the store cannot remember slots.
+// name or hold, ErrSchedule, or store.ErrUnsupported if the store cannot remember slots.
 func New(k *tenure.Keeper, name string, f Func, cfg Config) (*Job, error) {
 	if err := store.CheckName(name); err != nil {
 		return nil, err
+	}
+	if cfg.Hold < 0 || cfg.Hold > 0 && cfg.Schedule != nil {
+		return nil, &store.InvalidError{Field: "hold", Value: cfg.Hold.String(), Rule: "0s or more, and 0s with a schedule"}
 	}
 	if cfg.Location == nil {
 		cfg.Location = time.Local

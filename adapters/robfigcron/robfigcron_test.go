@@ -333,6 +333,7 @@ func TestNewRefuses(t *testing.T) {
 		want error
 	}{
 		"a bad name":            {k, "every night", robfigcron.Config{}, store.ErrInvalid},
+		"a hold of slots":       {k, "report", robfigcron.Config{Schedule: year{}, Hold: time.Minute}, store.ErrInvalid},
 		"a delay":               {k, "report", robfigcron.Config{Schedule: hourly}, robfigcron.ErrSchedule},
 		"a store without slots": {bare, "report", robfigcron.Config{Schedule: year{}}, store.ErrUnsupported},
 	} {
