@@ -112,3 +112,37 @@ func TestInGuardWaits(t *testing.T) {
 		t.Errorf("after the writer: %v", err)
 	}
 }
+
+// TestInGuardCountsFromTheLock: half the margin is for what it does, and not for
+// what it waits, also where the write lock is waited for inside the transaction.
+func TestInGuardCountsFromTheLock(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "leases.db")
+	st := migrated(t, path, sqlite.Config{})
+	rec := acquire(t, st, job("job", "a"))
+	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=busy_timeout(30000)") // BEGIN takes no lock
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	other, err := openSQLite(t, path).BeginTx(t.Context(), nil) // takes the write lock
+	if err != nil {
+		t.Fatal(err)
+	}
+	const margin = 200 * time.Millisecond
+	result := make(chan error, 1)
+	go func() {
+		result <- sqlite.InGuard(context.WithoutCancel(t.Context()), db, "job", rec.Token, margin, func(context.Context, *sql.Tx) error { return nil })
+	}()
+	select {
+	case err := <-result:
+		t.Fatalf("beside a writer: got %v, want it to wait", err)
+	case <-time.After(2 * margin):
+	}
+	if err := other.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-result; err != nil {
+		t.Errorf("after a wait of more than the margin: %v", err)
+	}
+}

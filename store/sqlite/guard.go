@@ -70,7 +70,10 @@ var ErrTooLong = errors.New("sqlite: guarded transaction took too long")
 // the other half is left for a renewal that came due meanwhile. What takes longer
 // is rolled back, even while f still runs, and answered with an error matching
 // ErrTooLong; the context of f ends then. Do slow work before it, and write in
-// parts. The other errors are those of Guard, of f and of the commit.
+// parts. The time for which it waits for other writers is not counted. Run each
+// statement under the context that f is given: one that runs under another is not
+// interrupted, and holds the lock until it ends. The other errors are those of
+// Guard, of f and of the commit.
 func InGuard(ctx context.Context, db *sql.DB, name string, token fence.Token, margin time.Duration, f func(ctx context.Context, tx *sql.Tx) error) error {
 	if margin <= 0 {
 		return &store.InvalidError{Field: "margin", Value: margin.String(), Rule: "longer than 0s: that of the keeper"}
@@ -97,9 +100,9 @@ func inGuard(ctx context.Context, db *sql.DB, name string, token fence.Token, mo
 		return false, classify("guard", err)
 	}
 	defer func() { _ = tx.Rollback() }() // of what was not committed
-	defer time.AfterFunc(most, func() { cancel(ErrTooLong) }).Stop()
 	if err = Guard(ctx, tx, name, token); err == nil {
 		began = true
+		defer time.AfterFunc(most, func() { cancel(ErrTooLong) }).Stop() // it has the lock now
 		if err = f(ctx, tx); err == nil {
 			if err = tx.Commit(); err == nil {
 				return true, nil
