@@ -45,6 +45,12 @@ torture: ## run the long forms of the torture tests (TORTURE_TERMS=100000, FLEET
 	cd conformance && TENURE_FLEET_SCALE=2 TENURE_FLEET_ROUNDS=$(FLEET_ROUNDS) TENURE_FLEET_BEDS=4 go test -run TestFleetLoss -parallel 4 -count 1 -v -timeout 2h .
 	cd conformance && TENURE_TORTURE_TERMS=$(TORTURE_TERMS) TENURE_CASE_ROUNDS=200 go test -run 'TestTorture|TestKeeper' -count 1 -v -timeout 24h .
 
+.PHONY: fence
+fence: ## run the full forms of the fences' tests and of publishing
+	@tools/need go postgres psycopg2
+	cd conformance && TENURE_FENCE_HISTORIES=10000 TENURE_FENCE_PROCESS_HISTORIES=400 TENURE_PUBLISH_ROUNDS=1000 TENURE_PUBLISH_PROCESSES=100 \
+		go test -run 'TestGuardHistories|TestPublish|TestFencingPage' -count 1 -v -timeout 4h .
+
 .PHONY: bench
 bench: ## measure and write docs/BENCHMARKS.md
 	@tools/need go postgres

@@ -362,7 +362,7 @@ func TestLargeTokens(t *testing.T) {
 	}
 	// The largest one, which no store gets to: 2^63 terms.
 	const largest = fence.Token(1<<63 - 1)
-	execSQL(t, db, "UPDATE tenure_lease SET token = $1 WHERE name = 'large'", int64(largest))
+	execSQL(t, db, "UPDATE tenure_lease SET token = $1, ended_us = 0 WHERE name = 'large'", int64(largest))
 	execSQL(t, db, "SELECT tenure_fence('large', $1)", int64(largest))
 	show(largest)
 }
