@@ -219,3 +219,40 @@ func TestFenceLender(t *testing.T) {
 		t.Errorf("got %d refusals, want 1", n)
 	}
 }
+
+// TestFenceFunctions: each function that lends its owner's rights has a search
+// path that nobody else can fill, and those of triggers are nobody's to call.
+func TestFenceFunctions(t *testing.T) {
+	t.Parallel()
+	_, pool, _ := fenced(t)
+	rows, err := pool.Query(bounded(t), `SELECT p.proname, coalesce(array_to_string(p.proconfig, ' '), ''), p.prosecdef, p.prorettype = 'trigger'::regtype,
+			has_function_privilege('public', p.oid, 'EXECUTE'), p.proowner = (SELECT relowner FROM pg_class WHERE oid = 'tenure_lease'::regclass)
+		FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace AND p.proname LIKE 'tenure%'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var lending []string
+	for rows.Next() {
+		var name, config string
+		var definer, trigger, anybody, ofTables bool
+		if err := rows.Scan(&name, &config, &definer, &trigger, &anybody, &ofTables); err != nil {
+			t.Fatal(err)
+		}
+		if definer {
+			lending = append(lending, name)
+		}
+		if definer && !strings.HasSuffix(config, "search_path=pg_catalog, pg_temp") {
+			t.Errorf("%s runs with its owner's rights and with settings %q, want a search path of pg_catalog, pg_temp", name, config)
+		}
+		if definer && !ofTables {
+			t.Errorf("%s has other rights than the owner of the leases", name)
+		}
+		if trigger && anybody {
+			t.Errorf("%s can be made a trigger by anybody", name)
+		}
+	}
+	if rows.Err() != nil || len(lending) < 5 {
+		t.Errorf("got functions %q with their owner's rights, error %v, want 5", lending, rows.Err())
+	}
+}
