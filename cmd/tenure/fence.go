@@ -92,7 +92,7 @@ func printSteps(cmd *cobra.Command, subject string, steps []postgres.FenceStep) 
 		return err
 	}
 	for _, step := range steps {
-		begin, end := "BEGIN;\n", "COMMIT;\n"
+		begin, end := "BEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;\nSET LOCAL lock_timeout = '2s';\n", "COMMIT;\n" // as RunFence
 		if step.Alone {
 			begin, end = "", ""
 		}
