@@ -568,6 +568,45 @@ func TestHaltedRunsUnderNewToken(t *testing.T) {
 	until(t, "no trace of the old one", func() bool { l, _ := r.host.List(); return len(l) == 1 && l[0].Token == 2 })
 }
 
+// Another agent of the node, which has no trace of what the former one started, does
+// not start it under the same token, also if nothing of it was ever reported: the
+// former copy may live, and write. It gets one new token.
+func TestNoTraceRunsUnderNewToken(t *testing.T) {
+	t.Parallel()
+	for _, reported := range []bool{true, false} {
+		t.Run(fmt.Sprintf("reported=%t", reported), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.srv.Assign("n1", spec("w", fleet.Keep))
+			first := r.start(func(c *agent.Config) {
+				if !reported {
+					c.Server = mute{c.Server}
+				}
+			})
+			until(t, "the work", func() bool { return r.runs("w") == 1 && (!reported || r.state("w")()) })
+			if err := first.end(); err != nil {
+				t.Fatal(err)
+			}
+			old := r.host.run(agent.Instance{Work: "w", Token: 1})
+			place := newMachine()
+			r.start(func(c *agent.Config) { c.Driver, c.StateDir = place, t.TempDir() })
+			until(t, "the work again", func() bool { it := r.srv.Item("w"); return it.State == fleet.Running && len(place.started()) == 1 })
+			if got := place.started()[0].Token; got != 2 || r.srv.Item("w").Token != 2 {
+				t.Errorf("started under token %s and assigned with %s, want 2: the former copy, with 1, lives: %t", got, r.srv.Item("w").Token, !isDone(old))
+			}
+		})
+	}
+}
+
+// mute tells the server nothing of the work.
+type mute struct{ agent.Server }
+
+func (m mute) Beat(ctx context.Context, b *api.Beat) (*api.BeatReply, error) {
+	quiet := *b
+	quiet.Work = nil
+	return m.Server.Beat(ctx, &quiet)
+}
+
 // A replica that hangs costs a part of the term and no term.
 func TestFailoverInsideTTL(t *testing.T) {
 	t.Parallel()

@@ -32,10 +32,13 @@
 // that the item belongs to another, the local copy is ended (stop), told to stop
 // acting (quiesce) or left and marked (keep), and is not started again.
 //
-// An item that was ended here because the node might not act, or that a restart of
-// the host ended, is not started again under its token: the agent reports it as
-// placed, and starts it when the orders bring the next token. A late write of the
-// former copy can be told from the new one's by it.
+// Under one token an item is started once at most. The orders say under which term of
+// the node it was assigned, and whoever holds that term starts it. What was ended here
+// because the node might not act, or by a restart of the host, and what was assigned
+// under another term and left no trace here, is reported as placed and started
+// when the orders bring the next token: another agent of this name, or one that had
+// another state directory, may have started it and reported nothing, and its copy may
+// live. A late write of that copy can be told from the new one's by the token.
 //
 // # Restart
 //

@@ -29,6 +29,10 @@ const (
 //	    ╰───────────────╯                  ╰ is a verdict
 //	 under the new token that the server gives it
 //
+// What it starts was assigned under the present term. Of what was assigned under an
+// earlier one and has left no trace, another agent may have a copy: it starts under a
+// new token, too.
+//
 // Its state is in memory and in the driver's traces; what the heart asks of it
 // needs no file.
 type worker struct {
@@ -249,7 +253,7 @@ func (w *worker) step(ctx context.Context) {
 		switch {
 		case it.starting:
 		case it.run == nil:
-			act = w.idle(ctx, it, may, confirmed)
+			act = w.idle(ctx, it, lease, may, confirmed)
 		case it.ended || isDone(it.run):
 			act = w.over(it, confirmed)
 		default:
@@ -364,7 +368,7 @@ func (w *worker) sayEnd(it *item, result Result) {
 	case result.Ending == Stopped, it.order != nil && it.order.Token == it.of.Token && it.order.Stop:
 		state = fleet.Stopped
 	case result.Ending == Halted:
-		w.sayAgain(it, result.Text)
+		w.sayAgain(it, it.of.Token, result.Text)
 		return
 	case result.Ending == Exited && result.ExitCode == 0:
 		state = fleet.Succeeded
@@ -374,11 +378,11 @@ func (w *worker) sayEnd(it *item, result Result) {
 	w.a.heart.nudge()
 }
 
-// sayAgain asks for another token for an item whose instance is gone and that is to
-// run again: what that still has on its way carries the old one.
-func (w *worker) sayAgain(it *item, why string) {
-	it.refused = max(it.refused, it.of.Token)
-	w.say(it, it.of.Token, fleet.Placed).Text = why
+// sayAgain asks for another token for an item that is to run, and of which an earlier
+// instance was, or may be: what that still has on its way carries this one.
+func (w *worker) sayAgain(it *item, token fence.Token, why string) {
+	it.refused = max(it.refused, token)
+	w.say(it, token, fleet.Placed).Text = why
 	w.a.heart.nudge()
 }
 
@@ -397,18 +401,21 @@ func (w *worker) forget(it *item) func() {
 }
 
 // idle looks at an item of which nothing runs.
-func (w *worker) idle(ctx context.Context, it *item, may, confirmed bool) func() {
+func (w *worker) idle(ctx context.Context, it *item, lease fence.Token, may, confirmed bool) func() {
 	o := it.order
 	switch {
 	case it.of != (Instance{}) && confirmed && (it.fenced != "" || o == nil || o.Token != it.of.Token):
 		return w.forget(it) // a trace of an earlier boot
 	case o == nil || it.report != nil:
 	case it.of.Token == o.Token && !o.Stop && o.Token > it.refused:
-		w.sayAgain(it, "nothing of it runs any more: the host was started anew, or its agent ended while it started")
+		w.sayAgain(it, o.Token, "nothing of it runs any more: the host was started anew, or its agent ended while it started")
 	case o.Stop && it.settled != o.Token && confirmed:
 		w.say(it, o.Token, fleet.Stopped).Text = "nothing of it runs on this node"
 		w.a.heart.nudge()
-	case !o.Stop && may && o.Token > it.refused && it.settled != o.Token && time.Now().After(it.retryAt):
+	case o.Stop || !may || o.Token <= it.refused || it.settled == o.Token:
+	case o.Lease != lease:
+		w.sayAgain(it, o.Token, "it was assigned under another term of the node, and whether it was started then is not known here")
+	case time.Now().After(it.retryAt):
 		w.start(ctx, it, *o)
 	}
 	return nil

@@ -45,9 +45,10 @@ type WorkReport struct {
 	// Lease is the token of the node's own term under which it speaks.
 	Lease fence.Token `json:"lease"`
 	// State is running, stopping, or how it ended; placed if the node has ended it
-	// without the right to act and it is to run again. That is a new assignment: the
-	// orders bring its token. Said again after the reply was lost, it is answered
-	// with stale_token, the sender as Owner and the new token as Current.
+	// without the right to act, or cannot know whether it was started, and it is to
+	// run. That is a new assignment: the orders bring its token. Said again after the
+	// reply was lost, it is answered with stale_token, the sender as Owner and the new
+	// token as Current.
 	State    fleet.WorkState `json:"state"`
 	Progress string          `json:"progress,omitempty"`
 	ExitCode int             `json:"exit_code,omitempty"`
@@ -99,6 +100,10 @@ type Orders struct {
 type Order struct {
 	Spec  fleet.Spec  `json:"spec"`
 	Token fence.Token `json:"token"`
+	// Lease is the token of the node's own term under which the item got its Token.
+	// Only an agent with this term knows what was started under that Token: another,
+	// that has no trace of the item, reports it as placed and does not start it.
+	Lease fence.Token `json:"lease"`
 	// Stop orders its end; otherwise it is to run.
 	Stop bool   `json:"stop,omitempty"`
 	Why  string `json:"why,omitempty"`

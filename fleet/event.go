@@ -41,7 +41,7 @@ const (
 	EventSubmitted EventKind = "work_submitted"
 	EventPlaced    EventKind = "work_placed"
 	EventStarted   EventKind = "work_started"
-	EventRestarted EventKind = "work_restarted" // assigned anew to its node, which ended it without the right to act
+	EventRestarted EventKind = "work_restarted" // assigned anew to its node, which ended it without the right to act, or cannot tell whether it was started
 	EventStopping  EventKind = "work_stopping"
 	EventEnded     EventKind = "work_ended"
 	EventStuck     EventKind = "work_stuck"

@@ -300,7 +300,7 @@ func (s *Server) orders(ctx context.Context, node string) (*api.Orders, error) {
 	}
 	o := &api.Orders{Revision: kept.Revision, Intent: kept.Intent.State(), Work: make([]api.Order, len(kept.Work))}
 	for i, w := range kept.Work {
-		o.Work[i] = api.Order{Spec: w.Spec, Token: w.Token, Stop: w.State == fleet.Stopping, Why: w.Why, Progress: w.Progress}
+		o.Work[i] = api.Order{Spec: w.Spec, Token: w.Token, Lease: w.Lease, Stop: w.State == fleet.Stopping, Why: w.Why, Progress: w.Progress}
 	}
 	return o, nil
 }

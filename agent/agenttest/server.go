@@ -31,6 +31,7 @@ type Item struct {
 	Spec     fleet.Spec
 	Owner    string // "" if it has none
 	Token    fence.Token
+	Lease    fence.Token // of the owner's term under which it got Token; 0: it had none yet
 	Stop     bool
 	State    fleet.WorkState
 	Progress string
@@ -80,8 +81,32 @@ func (s *Server) SetIntent(node string, i fleet.IntentState) {
 	s.bump(node)
 }
 
+// held returns the token of a node's term, 0 if it has none.
+func (s *Server) held(ctx context.Context, node string) fence.Token {
+	if rec, err := s.st.Get(ctx, fleet.LeaseName(node)); err == nil && rec.Status == store.Held {
+		return rec.Token
+	}
+	return 0
+}
+
+// bind notes the term of a node as that of what it was given before it had one. mu
+// is held.
+func (s *Server) bind(node string, lease fence.Token) {
+	bound := false
+	for _, it := range s.items {
+		if it.Owner == node && it.Lease == 0 && lease != 0 {
+			it.Lease, bound = lease, true
+		}
+	}
+	if bound {
+		s.bump(node)
+	}
+}
+
 // Assign gives an item to a node, with a larger token than before, and returns that.
+// A node without a lease gets it under its first term to come.
 func (s *Server) Assign(node string, spec fleet.Spec) fence.Token {
+	lease := s.held(context.Background(), node)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	it := s.items[spec.ID]
@@ -90,7 +115,7 @@ func (s *Server) Assign(node string, spec fleet.Spec) fence.Token {
 		s.items[spec.ID] = it
 	}
 	before := it.Owner
-	*it = Item{Spec: spec, Owner: node, Token: it.Token + 1, State: fleet.Placed, Progress: it.Progress}
+	*it = Item{Spec: spec, Owner: node, Token: it.Token + 1, Lease: lease, State: fleet.Placed, Progress: it.Progress}
 	s.bump(node, cmp.Or(before, node))
 	return it.Token
 }
@@ -153,8 +178,10 @@ func (s *Server) Beat(ctx context.Context, b *api.Beat) (*api.BeatReply, error) 
 	for _, r := range b.Work {
 		reply.Work = append(reply.Work, s.judge(ctx, b.Node, r))
 	}
+	lease := s.held(ctx, b.Node)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.bind(b.Node, lease)
 	s.beats = append(s.beats, Beat{time.Now(), *b})
 	if o := s.orders(b.Node); o.Revision != b.Orders {
 		reply.Orders = o
@@ -191,7 +218,7 @@ func (s *Server) judge(ctx context.Context, node string, r api.WorkReport) api.W
 		}
 		it.Reports++
 		if r.State == fleet.Placed {
-			it.Token++
+			it.Token, it.Lease = it.Token+1, r.Lease
 			s.bump(node)
 		}
 		if r.State.Ended() {
@@ -210,7 +237,7 @@ func (s *Server) orders(node string) *api.Orders {
 	o := &api.Orders{Revision: s.revision[node] + 1, Intent: cmp.Or(s.intent[node], fleet.Active), Work: []api.Order{}}
 	for _, it := range s.items {
 		if it.Owner == node {
-			o.Work = append(o.Work, api.Order{Spec: it.Spec, Token: it.Token, Stop: it.Stop, Progress: it.Progress})
+			o.Work = append(o.Work, api.Order{Spec: it.Spec, Token: it.Token, Lease: it.Lease, Stop: it.Stop, Progress: it.Progress})
 		}
 	}
 	return o
@@ -220,7 +247,9 @@ func (s *Server) orders(node string) *api.Orders {
 func (s *Server) Orders(ctx context.Context, node string, after uint64, wait time.Duration) (*api.Orders, error) {
 	limit := time.After(wait)
 	for {
+		lease := s.held(ctx, node)
 		s.mu.Lock()
+		s.bind(node, lease)
 		o, changed := s.orders(node), s.changed
 		s.mu.Unlock()
 		if o.Revision != after {

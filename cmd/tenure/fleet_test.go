@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -333,6 +334,48 @@ func TestAgentReplaced(t *testing.T) {
 	if second.over() {
 		t.Errorf("the second agent ended: %q", second.finished.err)
 	}
+}
+
+// P1, P7: an agent that takes the name of its node with another state directory, while
+// the former one's work lives on, starts it under a token of its own, and what
+// happened is in the ledger.
+func TestOtherStateDirRunsUnderNewToken(t *testing.T) {
+	t.Parallel()
+	_, url := startServer(t)
+	node, marks := unique("twin"), filepath.Join(t.TempDir(), "marks")
+	first := startAgent(t, url, node)
+	eligible(t, node, "--server", url)
+	cli(t, "work", "submit", "pin", "--server", url, "--env", "MARKS="+marks, "--", "sh", "-c", `echo "$$ $TENURE_TOKEN" >>"$MARKS"; while :; do sleep 1; done`).want(t, exitOK)
+	read := func() []string {
+		text, _ := os.ReadFile(marks)
+		return strings.Fields(string(text))
+	}
+	running := func(token string) func() bool {
+		return func() bool {
+			w := decode[api.Work](t, cli(t, "work", "get", "pin", "-o", "json", "--server", url))
+			return w.State == fleet.Running && w.Token.String() == token
+		}
+	}
+	until(t, "the work", running("1"))
+	first.signal(syscall.SIGSTOP)
+	until(t, "the lease lapses", func() bool {
+		return decode[api.Node](t, cli(t, "nodes", "get", node, "-o", "json", "--server", url)).Fenced
+	})
+	startAgent(t, url, node)
+	until(t, "another copy", func() bool { return len(read()) == 4 })
+	got := read()
+	pid, _ := strconv.Atoi(got[0])
+	if got[1] != "1" || got[3] != "2" || !slices.Contains(workOf(node), pid) {
+		t.Errorf("got pids and tokens %v, want token 1 and, beside it, 2", got)
+	}
+	until(t, "the report of it", running("2"))
+	events := cli(t, "events", "--work", "pin", "--server", url)
+	events.want(t, exitOK)
+	if !strings.Contains(events.out, string(fleet.EventRestarted)) {
+		t.Errorf("got events %q, want %s among them", events.out, fleet.EventRestarted)
+	}
+	first.signal(syscall.SIGCONT)
+	first.wait()
 }
 
 func TestFleetTLS(t *testing.T) {

@@ -20,10 +20,11 @@ const applyMost = 64
 //
 // Reports of running, stopping and placed carry progress; only an order makes an
 // item stopping. A report of placed assigns the item to its owner anew: it was ended
-// there for want of the right to act, and what it still has on the way carries the
-// old token. Repeated, that gets stale_token, with the owner and the new token. An item that was to be moved becomes pending when its end is reported, unless it
-// succeeded. After an error the changes before it may have been made; all can be
-// sent again.
+// there for want of the right to act, or an earlier agent may have started it, and
+// what it still has on the way carries the old token. Repeated, that gets
+// stale_token, with the owner and the new token. An item that was to be moved becomes
+// pending when its end is reported, unless it succeeded. After an error the changes
+// before it may have been made; all can be sent again.
 func (r *Registry) Apply(ctx context.Context, changes []Change) ([]Verdict, error) {
 	order := make([]int, len(changes))
 	for i := range order {
@@ -102,7 +103,7 @@ func (t *tx) apply(c Change, l fleet.Lease) (Verdict, error) {
 		set += ", ended_us = {now}, moving = false, exit_code = $7, result = $8"
 	case restarts:
 		next = fleet.Placed
-		set += ", token = token + 1, assigned_us = {now}, started_us = 0"
+		set += ", token = token + 1, lease_token = $4, assigned_us = {now}, started_us = 0"
 	case w.State == fleet.Placed && c.State == fleet.Running:
 		next = fleet.Running
 	}

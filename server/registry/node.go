@@ -570,7 +570,7 @@ func (r *Registry) Remove(ctx context.Context, node string, o Order) (Verdict, e
 type Orders struct {
 	Revision uint64
 	Intent   fleet.Intent
-	Work     []fleet.Work // what it owns, in order of id
+	Work     []Assignment // what it owns, in order of id
 }
 
 // Orders returns the orders of a node, and whether there is such a node.
@@ -580,19 +580,19 @@ func (r *Registry) Orders(ctx context.Context, node string) (Orders, bool, error
 	err := r.read(ctx, "read orders", func(t *tx) error {
 		// One statement, so that the revision is that of the list.
 		return t.each(func(row scanner) error {
-			var revision int64
+			var revision, lease int64
 			var intent string
 			var id sql.NullString
-			w, err := scanWork(row, &revision, &intent, &id)
+			w, err := scanWork(row, &revision, &intent, &id, &lease)
 			if err != nil {
 				return err
 			}
 			found, o.Revision = true, uint64(max(revision, 0))
 			if id.Valid {
-				o.Work = append(o.Work, w)
+				o.Work = append(o.Work, Assignment{w, fence.Token(lease)})
 			}
 			return json.Unmarshal([]byte(intent), &o.Intent)
-		}, "SELECT n.orders, n.intent, w.id, "+workOrNone+" FROM {s}fleet_node n LEFT JOIN {s}fleet_work w ON w.owner = n.id AND w.{owned} WHERE n.id = $1 AND n.removed_us = 0 ORDER BY w.id", node)
+		}, "SELECT n.orders, n.intent, w.id, coalesce(w.lease_token, 0), "+workOrNone+" FROM {s}fleet_node n LEFT JOIN {s}fleet_work w ON w.owner = n.id AND w.{owned} WHERE n.id = $1 AND n.removed_us = 0 ORDER BY w.id", node)
 	})
 	return o, found && err == nil, err
 }

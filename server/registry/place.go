@@ -95,8 +95,8 @@ func (r *Registry) SubmitTo(ctx context.Context, spec fleet.Spec, p Placement) (
 		if v, err := t.judgeTarget(p.Node, nodes[p.Node], leases[p.Node], p.Lease, spec.Request.Resources); v.Code != "" || err != nil {
 			return v, err
 		}
-		added, err := t.exec(`INSERT INTO {s}fleet_work (id, spec, resources, movable, stuck_after_us, state, owner, token, submitted_us, assigned_us)
-			SELECT $1, $2, $3, $4, $5, 'placed', $6, $7, {now}, {now} WHERE `+liveTarget("$6", "$8")+` ON CONFLICT (id) DO NOTHING`,
+		added, err := t.exec(`INSERT INTO {s}fleet_work (id, spec, resources, movable, stuck_after_us, state, owner, token, lease_token, submitted_us, assigned_us)
+			SELECT $1, $2, $3, $4, $5, 'placed', $6, $7, $8, {now}, {now} WHERE `+liveTarget("$6", "$8")+` ON CONFLICT (id) DO NOTHING`,
 			spec.ID, text, resources, spec.Movable, stuckAfter(spec), p.Node, floor+1, int64(p.Lease))
 		if err != nil {
 			return Verdict{}, err
@@ -156,7 +156,7 @@ func (r *Registry) Place(ctx context.Context, p Placement) (Verdict, error) {
 		if v, err := t.judgeTarget(p.Node, nodes[p.Node], leases[p.Node], p.Lease, w.Request.Resources); v.Code != "" || err != nil {
 			return v.with(w), err
 		}
-		done, err := t.exec(`UPDATE {s}fleet_work SET owner = $2, token = token + 1, state = 'placed', moving = false, why = '', assigned_us = {now}, started_us = 0
+		done, err := t.exec(`UPDATE {s}fleet_work SET owner = $2, token = token + 1, lease_token = $4, state = 'placed', moving = false, why = '', assigned_us = {now}, started_us = 0
 			WHERE id = $1 AND token = $3 AND state = 'pending' AND `+liveTarget("$2", "$4"), p.Work, p.Node, int64(p.Token), int64(p.Lease))
 		if err != nil {
 			return Verdict{}, err
@@ -232,7 +232,7 @@ func (r *Registry) Takeover(ctx context.Context, tk Takeover) (Verdict, error) {
 		if v, err := t.judgeTarget(tk.Node, nodes[tk.Node], leases[tk.Node], tk.Lease, w.Request.Resources); v.Code != "" || err != nil {
 			return v.with(w), err
 		}
-		done, err := t.exec(`UPDATE {s}fleet_work SET owner = $5, token = token + 1, state = 'placed', moving = false, why = '', assigned_us = {now}, started_us = 0, taken_from = $2, takeovers = takeovers + 1
+		done, err := t.exec(`UPDATE {s}fleet_work SET owner = $5, token = token + 1, lease_token = $6, state = 'placed', moving = false, why = '', assigned_us = {now}, started_us = 0, taken_from = $2, takeovers = takeovers + 1
 			WHERE `+takeable+` AND `+liveTarget("$5", "$6"), tk.Work, e.From, int64(e.FromToken), int64(e.LeaseToken), tk.Node, int64(tk.Lease))
 		if err != nil {
 			return Verdict{}, err

@@ -17,7 +17,7 @@ import (
 var migrations embed.FS
 
 // Version is the version of the tables that this package needs.
-const Version = 1
+const Version = 2
 
 // Migrate makes the tables and views or brings them to this package's version,
 // in one transaction. The lease tables must be there. It returns an error
@@ -90,7 +90,7 @@ func (t *tx) tooNew(present int) error {
 var readColumns = []string{
 	"SELECT " + nodeColumns + " FROM " + nodeTables + " LIMIT 0",
 	"SELECT replaced, capacity, intent_state, ready, lapse_token, changed FROM {s}fleet_node LIMIT 0",
-	"SELECT " + workColumns + ", resources, stuck_after_us FROM {s}fleet_work w LIMIT 0",
+	"SELECT " + workColumns + ", resources, stuck_after_us, lease_token FROM {s}fleet_work w LIMIT 0",
 	"SELECT " + eventColumns + " FROM {s}fleet_event LIMIT 0",
 	"SELECT " + takenColumns + " FROM {s}fleet_takeover LIMIT 0",
 	"SELECT seq, domain, what, actor, reason, at_us FROM {s}fleet_brake_order LIMIT 0",

@@ -101,6 +101,12 @@ type Order struct {
 	Actor, Reason string
 }
 
+// Assignment is an item as it is assigned.
+type Assignment struct {
+	fleet.Work
+	Lease fence.Token // of the owner's term under which it got its token
+}
+
 // Owned is an item whose node's lease is over.
 type Owned struct {
 	Work  fleet.Work

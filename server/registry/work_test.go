@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/server/registry"
 )
@@ -585,6 +586,9 @@ func TestRestartInPlace(t *testing.T) {
 		b.run("w", "n1", l, true)
 		before, _, err := b.Orders(b.ctx, "n1")
 		must(t, err)
+		if len(before.Work) != 1 || before.Work[0].Lease != l {
+			t.Errorf("orders: got %+v, want the item under term %s", before, l)
+		}
 		again := registry.Change{Work: "w", Node: "n1", Token: 1, Lease: l, State: fleet.Placed, Progress: "7", Text: "the node lost its right to act"}
 		apply := func(c registry.Change) registry.Verdict {
 			t.Helper()
@@ -612,8 +616,8 @@ func TestRestartInPlace(t *testing.T) {
 		}
 		after, _, err := b.Orders(b.ctx, "n1")
 		must(t, err)
-		if after.Revision <= before.Revision || len(after.Work) != 1 || after.Work[0].Token != 2 {
-			t.Errorf("orders: got %+v after revision %d, want token 2", after, before.Revision)
+		if after.Revision <= before.Revision || len(after.Work) != 1 || after.Work[0].Token != 2 || after.Work[0].Lease != again.Lease {
+			t.Errorf("orders: got %+v after revision %d, want token 2 under term %s", after, before.Revision, again.Lease)
 		}
 		v = apply(again) // the reply was lost
 		b.code(fleet.CodeStaleToken, v, nil)
@@ -635,5 +639,45 @@ func TestRestartInPlace(t *testing.T) {
 		b.code("", v, err)
 		b.code(fleet.CodeWrongState, b.report("w", "n1", 2, again.Lease, fleet.Placed), nil)
 		b.is("w", fleet.Stopping, "n1", 2)
+	})
+}
+
+// The orders name the term of the node under which each item got its token,
+// whichever way it got it.
+func TestOrdersNameTheTerm(t *testing.T) {
+	both(t, func(t *testing.T, b *bed) {
+		b.node("n1", 9)
+		b.release("node/n1")
+		l1 := b.acquire("node/n1") // larger than the tokens of the items
+		b.node("n2", 9)
+		for range 2 {
+			b.release("node/n2")
+			b.acquire("node/n2")
+		}
+		l2 := b.known["node/n2"].Token
+		check := func(node, work string, token, lease fence.Token) {
+			t.Helper()
+			o, _, err := b.Orders(b.ctx, node)
+			must(t, err)
+			for _, a := range o.Work {
+				if a.ID == work && a.Token == token && a.Lease == lease {
+					return
+				}
+			}
+			t.Errorf("orders of %s: got %+v, want %s with token %s under term %s", node, o.Work, work, token, lease)
+		}
+		b.run("a", "n1", l1, true)
+		check("n1", "a", 1, l1)
+
+		v, err := b.Submit(b.ctx, spec("b", true), "test")
+		b.code("", v, err)
+		v, err = b.Place(b.ctx, registry.Placement{Work: "b", Node: "n1", Lease: l1})
+		b.code("", v, err)
+		check("n1", "b", 1, l1)
+
+		b.lapse("node/n1")
+		v, err = b.Takeover(b.ctx, takeover("a", "n1", 1, l1, "n2", l2))
+		b.code("", v, err)
+		check("n2", "a", 2, l2)
 	})
 }
