@@ -173,9 +173,14 @@ func (c *Client) Resume(ctx context.Context, node string, r ResumeRequest) (*Nod
 	return c.node(ctx, call{method: http.MethodPost, path: "/resume", body: r, again: true}, node)
 }
 
-// RemoveNode takes a node from the registry. Its lease's record stays.
-func (c *Client) RemoveNode(ctx context.Context, node, actor, reason string) (*Node, error) {
+// RemoveNode takes a node from the registry, whose lease is over. Its lease's record
+// stays. With gone, the caller vouches that the host never comes back, and what is
+// pinned to it ends as failed.
+func (c *Client) RemoveNode(ctx context.Context, node, actor, reason string, gone bool) (*Node, error) {
 	query := url.Values{"actor": {actor}, "reason": {reason}}
+	if gone {
+		query.Set("gone", "true")
+	}
 	return c.node(ctx, call{method: http.MethodDelete, query: query}, node)
 }
 

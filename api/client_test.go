@@ -152,7 +152,7 @@ func TestUnknownOutcome(t *testing.T) {
 		{"StopWork", 1, func(ctx context.Context, c *api.Client) error { _, err := c.StopWork(ctx, "w1", order); return err }},
 		{"MoveWork", 1, func(ctx context.Context, c *api.Client) error { _, err := c.MoveWork(ctx, "w1", order); return err }},
 		{"RemoveNode", 1, func(ctx context.Context, c *api.Client) error {
-			_, err := c.RemoveNode(ctx, "n1", "eve", "gone")
+			_, err := c.RemoveNode(ctx, "n1", "eve", "gone", false)
 			return err
 		}},
 		{"ConfirmBrake", 1, func(ctx context.Context, c *api.Client) error {

@@ -215,6 +215,7 @@ type removeInput struct {
 	ID     string `path:"id" doc:"the name of the node"`
 	Actor  string `query:"actor" required:"true" doc:"who wants it"`
 	Reason string `query:"reason" required:"true" doc:"why"`
+	Gone   bool   `query:"gone" doc:"the host never comes back: what is pinned to it ends as failed"`
 }
 
 func (h *handler) remove(ctx context.Context, in *removeInput) (*of[api.Node], error) {
@@ -225,7 +226,7 @@ func (h *handler) remove(ctx context.Context, in *removeInput) (*of[api.Node], e
 	if err != nil {
 		return nil, err
 	}
-	v, err := h.reg.Remove(ctx, in.ID, registry.Order{Actor: in.Actor, Reason: in.Reason})
+	v, err := h.reg.Remove(ctx, in.ID, registry.Order{Actor: in.Actor, Reason: in.Reason}, in.Gone)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/store"
 )
 
 // TestFleetOverHTTP goes through what a fleet does, once.
@@ -118,6 +119,16 @@ func TestFleetOverHTTP(t *testing.T) {
 	works = must[api.Works](b, "GET", "/v1/work?state=pending,stopped&limit=2&after="+works.Next, nil)
 	if len(works.Work) != 1 || works.Work[0].ID != "w3" || works.Next != "" {
 		t.Errorf("last page: got %+v", works)
+	}
+	if a := b.send("DELETE", "/v1/nodes/n1?actor=ann&reason=gone", nil); a.status != 409 || a.problem(t).Code != "wrong_state" {
+		t.Errorf("a node that lives: got %d %s, want 409", a.status, a.body)
+	}
+	lease, err := b.st.Get(t.Context(), fleet.LeaseName("n1"))
+	if err == nil {
+		err = b.st.Revoke(t.Context(), lease.Name, lease.Token, store.Revocation{Why: "test", Now: true})
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	if n := must[api.Node](b, "DELETE", "/v1/nodes/n1?actor=ann&reason=gone", nil); n.ID != "n1" {
 		t.Errorf("remove: got %+v", n)

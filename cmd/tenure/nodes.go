@@ -222,10 +222,15 @@ func newNodesResume() *cobra.Command {
 func newNodesRemove() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "remove NODE --reason WHY",
-		Short: "Forget a node that is gone for good and owns nothing",
-		Args:  oneID("node"),
+		Short: "Forget a node that is gone for good",
+		Long: `Forget a node whose lease is over: stop its agent first. It must own nothing. If its
+host is lost with work that is pinned to it, --gone says that the host never comes
+back, and ends that work as failed; what it can still do there, should you be wrong,
+is refused. Movable work is taken over by another node first.`,
+		Args: oneID("node"),
 	}
 	mark, use, out := addMark(cmd, true), addServer(cmd), addFormat(cmd)
+	gone := cmd.Flags().Bool("gone", false, "the host never comes back: end as failed what is pinned to it")
 	cmd.ValidArgsFunction = use.complete(nodeNames)
 	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, args []string) error {
 		m, err := filled(*mark, true)
@@ -233,10 +238,10 @@ func newNodesRemove() *cobra.Command {
 			return err
 		}
 		return use.ask(ctx, func(ctx context.Context, c *api.Client) error {
-			n, err := c.RemoveNode(ctx, args[0], m.Actor, m.Reason)
+			n, err := c.RemoveNode(ctx, args[0], m.Actor, m.Reason, *gone)
 			switch {
 			case hasCode(err, fleet.CodeWrongState):
-				return &explained{msg: fmt.Sprintf("%s; empty it with: tenure nodes drain %s --move --wait --reason WHY, and end pinned work with: tenure work stop WORK --reason WHY", words(err.Error()), args[0]), err: err}
+				return &explained{msg: fmt.Sprintf("%s; if it lives, empty it with: tenure nodes drain %s --move --wait --reason WHY, end pinned work with: tenure work stop WORK --reason WHY, and stop its agent; if its host is lost for good: tenure nodes remove %s --gone --reason WHY", words(err.Error()), args[0], args[0]), err: err}
 			case err != nil:
 				return err
 			}

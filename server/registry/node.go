@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -540,17 +541,28 @@ func (r *Registry) NoteLapse(ctx context.Context, f Fence, node string, lease fe
 	})
 }
 
-// Remove forgets a node and the intent for it: code wrong_state while it owns
-// work. A node that reports again joins anew.
-func (r *Registry) Remove(ctx context.Context, node string, o Order) (Verdict, error) {
+// Remove forgets a node and the intent for it: code wrong_state while its lease is
+// live, or while it owns work. With gone, somebody vouches that the host never comes
+// back, and its pinned work ends as failed. A node that reports again joins anew.
+func (r *Registry) Remove(ctx context.Context, node string, o Order, gone bool) (Verdict, error) {
 	return r.decide(ctx, "remove a node", Fence{}, "", func(t *tx) (Verdict, error) {
+		leases, err := t.holdLeases(node) // its next term waits
+		if err != nil {
+			return Verdict{}, err
+		}
 		n, err := t.lockNode(node)
 		if n == nil || err != nil {
 			return noSuchNode(node), err
 		}
+		if l := leases[node]; l.Live() {
+			return refused(fleet.CodeWrongState, "node %q lives: its lease (token %s) lasts for another %s", node, l.Token, l.Remaining.Round(time.Millisecond)), nil
+		}
 		owned, err := t.countOwned(node)
-		if err != nil || owned > 0 {
-			return refused(fleet.CodeWrongState, "node %q owns %d items: stop or move them first", node, owned), err
+		if err != nil || owned > 0 && !gone {
+			return refused(fleet.CodeWrongState, "node %q owns %s: stop or move it first", node, items(owned)), err
+		}
+		if left, err := t.endAll(node, o); err != nil || left > 0 {
+			return refused(fleet.CodeWrongState, "node %q still owns %s that can move: another node takes them over, unless the brake holds that back", node, items(left)), err
 		}
 		if err := t.change(); err != nil {
 			return Verdict{}, err
@@ -564,6 +576,47 @@ func (r *Registry) Remove(ctx context.Context, node string, o Order) (Verdict, e
 		v := Verdict{Event: fleet.Event{Kind: fleet.EventRemoved, Node: node, Actor: o.Actor, Text: o.Reason}}
 		return v, t.append(&v.Event)
 	})
+}
+
+func items(n int) string {
+	if n == 1 {
+		return "1 item"
+	}
+	return fmt.Sprintf("%d items", n)
+}
+
+// endAll ends as failed what a node owns that is gone for good, and returns how many
+// items are to go on elsewhere instead, and were left.
+func (t *tx) endAll(node string, o Order) (left int, err error) {
+	pinned := map[string]fence.Token{}
+	err = t.each(func(row scanner) error {
+		var id string
+		var token int64
+		var moves bool
+		if err := row.Scan(&id, &token, &moves); err != nil {
+			return err
+		}
+		if moves {
+			left++
+		} else {
+			pinned[id] = fence.Token(token)
+		}
+		return nil
+	}, "SELECT id, token, moving OR movable AND state <> 'stopping' FROM {s}fleet_work WHERE owner = $1 AND {owned} ORDER BY id{lock}", node)
+	if err != nil || left > 0 {
+		return left, err
+	}
+	why := "its host is gone for good: " + o.Reason
+	for _, id := range slices.Sorted(maps.Keys(pinned)) {
+		if _, err := t.exec("UPDATE {s}fleet_work SET state = 'failed', ended_us = {now}, exit_code = -1, result = $2 WHERE id = $1", id, why); err != nil {
+			return 0, err
+		}
+		e := fleet.Event{Kind: fleet.EventEnded, Node: node, Work: id, Token: pinned[id], Code: fleet.Code(fleet.Failed), Actor: o.Actor, Text: why}
+		if err := t.append(&e); err != nil {
+			return 0, err
+		}
+	}
+	return 0, nil
 }
 
 // Orders is all that a node is to do, at one revision.

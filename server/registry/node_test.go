@@ -314,12 +314,15 @@ func TestRemove(t *testing.T) {
 		b.run("w", "n1", l, false)
 		_, cursor, err := b.Nodes(b.ctx, 0)
 		must(t, err)
-		v, err := b.Remove(b.ctx, "n1", registry.Order{Actor: "a", Reason: "sold"})
+		v, err := b.Remove(b.ctx, "n1", registry.Order{Actor: "a", Reason: "sold"}, false)
 		b.code(fleet.CodeWrongState, v, err)
 		b.code("", b.report("w", "n1", 1, l, fleet.Stopped), nil)
 		before, _, err := b.Orders(b.ctx, "n1")
 		must(t, err)
-		v, err = b.Remove(b.ctx, "n1", registry.Order{Actor: "a", Reason: "sold"})
+		v, err = b.Remove(b.ctx, "n1", registry.Order{Actor: "a", Reason: "sold"}, true)
+		b.code(fleet.CodeWrongState, v, err) // it lives
+		b.lapse("node/n1")
+		v, err = b.Remove(b.ctx, "n1", registry.Order{Actor: "a", Reason: "sold"}, false)
 		b.code("", v, err)
 		if _, found, err := b.Node(b.ctx, "n1"); found || err != nil {
 			t.Errorf("removed: found %t, %v", found, err)
@@ -338,6 +341,45 @@ func TestRemove(t *testing.T) {
 		must(t, err)
 		if n != 1 || after.Revision <= before.Revision {
 			t.Errorf("joined again: got orders %d after %d (%d pruned), want a larger revision", after.Revision, before.Revision, n)
+		}
+	})
+}
+
+// TestRemoveGone: what is pinned to a host that never comes back ends as failed by
+// the word of an operator, and what can move is left to a takeover.
+func TestRemoveGone(t *testing.T) {
+	both(t, func(t *testing.T, b *bed) {
+		l := b.node("n1", 4)
+		b.run("pinned", "n1", l, false)
+		b.run("stopping", "n1", l, false)
+		v, err := b.Stop(b.ctx, "stopping", registry.Order{})
+		b.code("", v, err)
+		b.run("movable", "n1", l, true)
+		lost := registry.Order{Actor: "a", Reason: "burnt"}
+		remove := func(gone bool, want fleet.Code) {
+			t.Helper()
+			v, err := b.Remove(b.ctx, "n1", lost, gone)
+			b.code(want, v, err)
+		}
+		remove(true, fleet.CodeWrongState) // it lives
+		b.lapse("node/n1")
+		remove(false, fleet.CodeWrongState)
+		remove(true, fleet.CodeWrongState)
+		b.is("pinned", fleet.Running, "n1", 1)
+		v, err = b.ReleaseToPending(b.ctx, registry.Takeover{Placement: registry.Placement{Work: "movable"}, Evidence: fleet.Evidence{From: "n1", FromToken: 1, LeaseToken: l}})
+		b.code("", v, err)
+		remove(true, "")
+		for _, id := range []string{"pinned", "stopping"} {
+			if w := b.is(id, fleet.Failed, "n1", 1); w.Result != "its host is gone for good: burnt" {
+				t.Errorf("%s: got %q", id, w.Result)
+			}
+		}
+		if v := b.report("pinned", "n1", 1, l, fleet.Running); v.Code == "" {
+			t.Error("a report of the lost host was taken")
+		}
+		kinds := b.kinds(registry.EventFilter{Work: "pinned"})
+		if kinds[len(kinds)-1] != fleet.EventEnded {
+			t.Errorf("events: got %v, want the end last", kinds)
 		}
 	})
 }
