@@ -91,7 +91,17 @@ func (s *Server) Beat(ctx context.Context, b *api.Beat) (api.BeatReply, error) {
 		return api.BeatReply{}, err
 	}
 	reply := api.BeatReply{Node: b.Node, IntervalMS: s.cfg.Interval.Milliseconds()}
-	n := s.in.slot(b.Node)
+	n := s.in.find(b.Node)
+	if n == nil {
+		// Nobody has joined under this name. To keep it would let anybody fill the memory.
+		if b.Facts == nil {
+			reply.NeedFacts = true
+			s.counts.add("beat", "")
+			return reply, nil
+		}
+		n = s.in.slot(b.Node)
+		defer s.in.forgetUnjoined(n)
+	}
 	now := clock.Now().Boot
 	at := s.in.atBoot(now)
 	lateness := time.Duration(b.LateMS) * time.Millisecond

@@ -139,6 +139,16 @@ func (i *ingest) forget(id string) {
 	}
 }
 
+// forgetUnjoined forgets a slot unless its node has joined.
+func (i *ingest) forgetUnjoined(s *slot) {
+	s.mu.Lock()
+	joined := s.row != nil || s.incarnation != ""
+	s.mu.Unlock()
+	if !joined {
+		i.forget(s.id)
+	}
+}
+
 // all returns the slots as they are now.
 func (i *ingest) all() []*slot {
 	i.mu.RLock()
