@@ -83,7 +83,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{cfg: cfg, incarnation: store.NewAttempt().String(), boot: BootID(), gone: make(chan struct{})}
 	a.heart, a.view, a.work, a.saver = newHeart(a), newView(a), newWorker(a), newSaver(a)
-	a.keeper, err = tenure.NewKeeper(&leaseStore{cfg.Store, a}, tenure.Config{
+	a.keeper, err = cfg.NewKeeper(&leaseStore{cfg.Store, a}, tenure.Config{
 		TTL: cfg.TTL, Interval: cfg.Interval, Margin: cfg.Margin, Logger: cfg.Logger,
 		DrainTimeout: 1, // what Run did not hand off is left to its successor
 	})

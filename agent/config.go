@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/tenurehq/tenure"
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/store"
@@ -59,6 +60,10 @@ type Config struct {
 	// Poll is how long a request for orders waits at the server. Default 30 s.
 	Poll time.Duration
 
+	// NewKeeper makes the keeper of the node's lease, for instruments that follow it.
+	// Nil means tenure.NewKeeper. What it is given must reach the keeper as it is.
+	NewKeeper func(store.Store, tenure.Config) (*tenure.Keeper, error)
+
 	// OnEvent is told of each change of state, in order, from the goroutine that
 	// made it. It must return quickly.
 	OnEvent func(Event)
@@ -78,6 +83,9 @@ func (cfg Config) withDefaults() (Config, error) {
 	def(&cfg.Poll, 30*time.Second)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.NewKeeper == nil {
+		cfg.NewKeeper = tenure.NewKeeper
 	}
 	if cfg.Facts == nil {
 		cfg.Facts = func() fleet.Facts { return fleet.Facts{Readiness: fleet.Readiness{Ready: true}} }

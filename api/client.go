@@ -51,6 +51,10 @@ type Config struct {
 	// a program that serves the interface itself. TLS is not used then. It must be
 	// safe for concurrent use.
 	Transport http.RoundTripper
+
+	// Wrap, if set, is given each pool of connections, and what it returns sends the
+	// requests in its place: to trace them, for example.
+	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
 // Client speaks to the replicas of one server. It is safe for concurrent use and
@@ -76,12 +80,12 @@ type Client struct {
 	beats, calls, streams lane
 }
 
-// lane is a pool of connections for one kind of request.
-type lane struct{ transport http.RoundTripper }
+// lane is a pool of connections for one kind of request, and what sends over them.
+type lane struct{ pool, transport http.RoundTripper }
 
 // closeIdle drops the connections of a lane that no request uses.
 func (l *lane) closeIdle() {
-	if pool, ok := l.transport.(interface{ CloseIdleConnections() }); ok {
+	if pool, ok := l.pool.(interface{ CloseIdleConnections() }); ok {
 		pool.CloseIdleConnections()
 	}
 }
@@ -118,8 +122,11 @@ func NewClient(cfg Config) (*Client, error) {
 		c.replicas = append(c.replicas, u)
 	}
 	for _, l := range []*lane{&c.beats, &c.calls, &c.streams} {
-		if l.transport = cfg.Transport; l.transport == nil {
-			l.transport = newTransport(cfg.TLS)
+		if l.pool = cfg.Transport; l.pool == nil {
+			l.pool = newTransport(cfg.TLS)
+		}
+		if l.transport = l.pool; cfg.Wrap != nil {
+			l.transport = cfg.Wrap(l.pool)
 		}
 	}
 	return c, nil

@@ -23,6 +23,7 @@ type renewer struct {
 // renewal is some grants on their way. The results belong to the renewer until
 // done is closed, so that a sender that went away blocks nobody.
 type renewal struct {
+	ctx     context.Context // of the sender, for what it carries: a trace
 	grants  []store.Grant
 	results []store.Result
 	left    int // grants without a result
@@ -62,7 +63,7 @@ func (r *renewer) renewAll(ctx context.Context, grants []store.Grant) ([]store.R
 	if len(grants) == 0 {
 		return nil, nil
 	}
-	n := &renewal{grants: grants, results: make([]store.Result, len(grants)), left: len(grants), done: make(chan struct{})}
+	n := &renewal{ctx: ctx, grants: grants, results: make([]store.Result, len(grants)), left: len(grants), done: make(chan struct{})}
 	select {
 	case r.in <- n:
 	case <-ctx.Done():
@@ -130,12 +131,13 @@ func (r *renewer) run(ctx context.Context) {
 		}
 		window.Stop()
 		left = later
-		r.send(ctx, batch)
+		r.send(batch)
 	}
 }
 
-func (r *renewer) send(ctx context.Context, batch []pending) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
+// send sends one request. Whoever came first has it in its trace.
+func (r *renewer) send(batch []pending) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(batch[0].of.ctx), r.timeout)
 	defer cancel()
 	grants := make([]store.Grant, len(batch))
 	for i, p := range batch {

@@ -23,12 +23,13 @@ type Collector struct {
 
 var _ prometheus.Collector = (*Collector)(nil)
 
-// New returns a Collector of no keeper. Register it once.
-func New() *Collector {
+// New returns a Collector of no keeper. Register it once. The leases that are named
+// are shown as not held before they ever were, for rules that ask who holds them.
+func New(leases ...string) *Collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("tenure_"+name, help, labels, nil)
 	}
-	return &Collector{
+	c := &Collector{
 		held:     desc("lease_held", "Whether this process may act under the lease; 0 for one that it has held.", "lease"),
 		doubt:    desc("lease_doubt", "Whether this process has a term under which it may not act until a renewal confirms it.", "lease"),
 		token:    desc("lease_token", "Fencing token of the term.", "lease"),
@@ -45,6 +46,8 @@ func New() *Collector {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 		}),
 	}
+	c.watch.Expect(leases...)
+	return c
 }
 
 // NewKeeper is tenure.NewKeeper for a keeper whose terms c shows. The hooks of cfg

@@ -189,7 +189,7 @@ func TestC77GaugeIsTheRight(t *testing.T) {
 func TestExposition(t *testing.T) {
 	t.Parallel()
 	st := storetest.NewFaulty(memory.New())
-	c := adapter.New()
+	c := adapter.New("never")
 	told := make(chan tenure.Renewal, 100)
 	k, err := c.NewKeeper(st, tenure.Config{TTL: time.Second, OnRenewal: func(r tenure.Renewal) { told <- r }})
 	if err != nil {
@@ -223,6 +223,7 @@ func TestExposition(t *testing.T) {
 	}
 	for _, want := range []string{
 		`tenure_lease_held{lease="job/a+b"} 1`,
+		`tenure_lease_held{lease="never"} 0`,
 		`tenure_lease_token{lease="job/a+b"} 1`,
 		`tenure_keeper_renewals_total{code="ok"} `,
 		`tenure_keeper_renewals_total{code="read_only"} 1`,

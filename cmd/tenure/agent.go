@@ -37,6 +37,7 @@ type agentSettings struct {
 	ttl        time.Duration
 	interval   time.Duration
 	margin     time.Duration
+	metrics    string
 	quiet      bool
 }
 
@@ -55,6 +56,8 @@ added to by --capacity. The times of beats and of the lease come from the server
 SIGTERM ends the agent in order, with exit code 0, and leaves the work running.
 
 ` + fmt.Sprintf("If another process takes over the node's name, the agent ends with exit code %d.", exitReplaced) + `
+
+` + tracingHelp + `
 
 ` + settingsHelp + `
 
@@ -81,6 +84,7 @@ SIGTERM ends the agent in order, with exit code 0, and leaves the work running.
 	addDuration(flags, &s.ttl, "ttl", 0, 100*time.Millisecond, 24*time.Hour, "life of the node's lease without a renewal (default the server's --node-ttl)")
 	addDuration(flags, &s.interval, "interval", 0, 10*time.Millisecond, time.Hour, "longest time between two beats (default the server's)")
 	addDuration(flags, &s.margin, "margin", 0, 10*time.Millisecond, 24*time.Hour, "how long before the end of the lease the node stops to act (default a fifth of it)")
+	flags.StringVar(&s.metrics, "metrics-addr", "", "loopback address to serve /metrics, /livez and /readyz at, such as 127.0.0.1:7471; none if left out")
 	flags.BoolVarP(&s.quiet, "quiet", "q", false, "log nothing but what is wrong")
 	addSettings(cmd)
 	cmd.RunE = daemon(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
@@ -108,11 +112,22 @@ func (s *agentSettings) run(ctx context.Context, log *slog.Logger, ready func() 
 	if err != nil {
 		return err
 	}
+	traces, err := startTracing(ctx, "tenure-agent", log)
+	if err != nil {
+		return err
+	}
+	defer traces.stop()
+	s.wrap = traces.transport
 	c, servers, err := s.client()
 	if err != nil {
 		return err
 	}
 	defer closeClient(c)
+	shown, err := listenMetrics(ctx, s.metrics, s.node)
+	if err != nil {
+		return err
+	}
+	defer shown.close()
 	if err := s.times(ctx, c, servers, log); err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -123,10 +138,10 @@ func (s *agentSettings) run(ctx context.Context, log *slog.Logger, ready func() 
 	case err != nil:
 		return stateError(s.stateDir, err)
 	}
-	a, err := agent.New(agent.Config{
+	a, err := agent.New(shown.hook(agent.Config{
 		Node: s.node, Server: c, Store: api.NewStore(c), StateDir: s.stateDir, Facts: facts, Driver: driver,
 		ServerURL: strings.Join(servers, ","), TTL: s.ttl, Interval: s.interval, Margin: s.margin, Logger: log,
-	})
+	}))
 	switch {
 	case errors.Is(err, agent.ErrConfig):
 		return failf(exitUsage, "%s", strings.TrimPrefix(err.Error(), agent.ErrConfig.Error()+": "))
@@ -140,6 +155,9 @@ func (s *agentSettings) run(ctx context.Context, log *slog.Logger, ready func() 
 		if err := ready(); err != nil {
 			return err
 		}
+	}
+	if err := shown.serve(a, log); err != nil {
+		return err
 	}
 	supervision, stop := context.WithCancel(ctx)
 	told := make(chan struct{})

@@ -30,9 +30,12 @@ type runFlags struct {
 	progress   string
 	verbose    bool
 	meta       map[string]string
-	name       string
-	argv       []string
-	named      bool // the store is not the default one
+	// Where metrics go; "" for nowhere.
+	metricsFile, metricsPush string
+
+	name  string
+	argv  []string
+	named bool // the store is not the default one
 }
 
 const (
@@ -65,6 +68,8 @@ SIGTERM, and SIGKILL after --grace, before anybody else can get the lease. This
 holds even if tenure itself is stopped or killed. A store that is down while tenure
 waits is asked again; one that is down at the start ends it with code 69. What COMMAND leaves running in
 the background when it ends is ended too.
+
+` + metricsHelp + `
 
 ` + storeHelp + `
 
@@ -117,6 +122,8 @@ the background when it ends is ended too.
 	addDuration(flags, &f.stallAfter, "stall-after", 0, time.Second, store.MaxHold, "kill COMMAND and give the lease back if its progress does not change for this long; needs --progress")
 	flags.StringVar(&f.progress, "progress", "", "where progress shows: a FILE whose content changes, or \"fd\" for lines written to descriptor 3")
 	flags.StringToStringVar(&f.meta, "meta", nil, "KEY=VALUE to keep with the lease for people to read")
+	flags.StringVar(&f.metricsFile, "metrics-textfile", "", "file for the node exporter to read, such as /var/lib/node_exporter/nightly.prom; of this lease alone")
+	flags.StringVar(&f.metricsPush, "metrics-push", "", "URL of a Pushgateway; the job is the lease")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "report each change of state on standard error")
 	must(cmd.RegisterFlagCompletionFunc("on-loss", cobra.FixedCompletions([]string{onLossExit, onLossAgain}, cobra.ShellCompDirectiveNoFileComp)))
 	return cmd
@@ -167,7 +174,7 @@ func (f *runFlags) check(cmd *cobra.Command) (tenure.Config, error) {
 	if cmd.Flags().Changed("progress") && f.progress == "" {
 		return fail("--progress \"\": name a file, or fd")
 	}
-	return cfg, nil
+	return cfg, f.checkMetrics(cmd)
 }
 
 // environment is what COMMAND gets: ours, with the facts of the term and without

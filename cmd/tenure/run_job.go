@@ -27,6 +27,7 @@ type job struct {
 	st   store.Store
 	k    *tenure.Keeper
 	note *notebook
+	show *jobMetrics // nil if nothing is to be shown
 
 	mu       sync.Mutex
 	grace    time.Duration
@@ -39,13 +40,21 @@ type job struct {
 }
 
 // runJob opens the store, runs the command and returns its exit code as an error.
-func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) error {
+func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) (err error) {
 	if err := canStart(f.argv[0]); err != nil {
 		return err // before the lease is asked for
 	}
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)
 	j := &job{f: f, con: con, grace: f.grace, note: newNotebook(con, f.name, f.verbose)}
+	newKeeper := tenure.NewKeeper
+	if j.show, err = newJobMetrics(f, j.note); err != nil {
+		return err
+	}
+	if j.show != nil {
+		newKeeper = j.show.NewKeeper
+		defer func() { j.show.end(err) }() // when all below has ended
+	}
 	defer j.passSignals(cancel)()
 
 	opening, opened := context.WithTimeout(ctx, requestTime)
@@ -62,7 +71,7 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) err
 	cfg.OnEvent = j.event
 	j.margin = cfg.Margin
 	cfg.DrainTimeout = time.Millisecond // what is not released when the job ends is meant to expire
-	if j.k, err = tenure.NewKeeper(st, cfg); err != nil {
+	if j.k, err = newKeeper(st, cfg); err != nil {
 		return failf(exitUsage, "%w", err)
 	}
 	j.st = st
@@ -74,6 +83,9 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) err
 			cfg.Logger.Warn("\"tenure doubt\" will not reach this process", "err", err)
 		}
 	})
+	if j.show != nil {
+		background.Go(func() { j.show.run(keeping) })
+	}
 	defer background.Wait()
 	defer stop()
 	for {
@@ -328,6 +340,9 @@ func (j *job) undoubted(ctx context.Context, t *tenure.Term) {
 // renewal that ends the doubt gives it back.
 func (j *job) event(e tenure.Event) {
 	j.note.event(e)
+	if j.show != nil {
+		j.show.nudge()
+	}
 	if e.Kind != tenure.EventDoubt {
 		return
 	}

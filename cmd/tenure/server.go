@@ -46,6 +46,8 @@ It listens on loopback unless it has a certificate ("tenure cert" makes one for
 development) and a file of credentials, lines of TOKEN ROLE [NODE] with the roles
 viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
 
+` + tracingHelp + `
+
 ` + settingsHelp + `
 
 ` + storeHelp + `
@@ -172,6 +174,7 @@ type plane struct {
 	secure   bool
 	pages    bool // the dashboard is served
 	log      *slog.Logger
+	tracing  *tracing
 	closeDB  closeFunc
 }
 
@@ -188,7 +191,11 @@ func openPlane(ctx context.Context, loc location, s *serverSettings, sources map
 		return nil, err
 	}
 	p := &plane{store: loc, sources: sources, closeDB: closeDB, secure: s.listen.CertFile != "", pages: !s.noDashboard, log: cmp.Or(s.cfg.Logger, slog.New(slog.DiscardHandler))}
-	if p.srv, err = server.New(st, reg, s.cfg); err != nil {
+	if p.tracing, err = startTracing(ctx, "tenure-server", p.log); err != nil {
+		p.closeDB()
+		return nil, err
+	}
+	if p.srv, err = server.New(p.tracing.store(st), reg, s.cfg); err != nil {
 		p.closeDB()
 		return nil, settingsError(err)
 	}
@@ -197,7 +204,7 @@ func openPlane(ctx context.Context, loc location, s *serverSettings, sources map
 		p.closeDB()
 		return nil, listenError(s.listen.Address, err)
 	}
-	p.handler = p.srv.Handler(server.HTTPConfig{Tokens: tokens, Version: buildVersion().Version, Sources: sources})
+	p.handler = p.tracing.handler(p.srv.Handler(server.HTTPConfig{Tokens: tokens, Version: buildVersion().Version, Sources: sources}))
 	if p.pages {
 		p.handler = dashboard.New(dashboard.Config{API: p.handler, Logger: s.cfg.Logger})
 	}
@@ -360,5 +367,6 @@ func (p *plane) serve(ctx context.Context) error {
 
 func (p *plane) close() {
 	p.listener.Close()
+	p.tracing.stop()
 	p.closeDB()
 }

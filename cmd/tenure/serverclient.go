@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -45,6 +46,8 @@ type serverFlags struct {
 	tokenFile string
 	ca        string
 	timeout   time.Duration
+	// wrap is api.Config.Wrap.
+	wrap func(http.RoundTripper) http.RoundTripper
 }
 
 // addServer gives a command the flags that name its server.
@@ -118,14 +121,14 @@ func (f *serverFlags) client() (*api.Client, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err := newClient(servers, f.tokenFile, f.ca)
+	c, err := newClient(servers, f.tokenFile, f.ca, f.wrap)
 	return c, servers, err
 }
 
 // newClient makes a client with the credential and the authority that the flags
 // or the environment name.
-func newClient(servers []string, tokenFile, ca string) (*api.Client, error) {
-	cfg := api.Config{Servers: servers, Token: os.Getenv(envToken), UserAgent: "tenure/" + buildVersion().Version}
+func newClient(servers []string, tokenFile, ca string, wrap func(http.RoundTripper) http.RoundTripper) (*api.Client, error) {
+	cfg := api.Config{Servers: servers, Token: os.Getenv(envToken), UserAgent: "tenure/" + buildVersion().Version, Wrap: wrap}
 	if tokenFile != "" {
 		text, err := os.ReadFile(tokenFile)
 		if err != nil {
@@ -174,7 +177,7 @@ func connectTenure(target string) (backend, closeFunc, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err := newClient(servers, "", "")
+	c, err := newClient(servers, "", "", nil)
 	if err != nil {
 		return nil, nil, err
 	}

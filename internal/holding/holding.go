@@ -32,6 +32,29 @@ type Watch struct {
 type lease struct {
 	acquired uint64
 	turn     uint64 // of the last acquisition
+	expected bool
+}
+
+// Expect remembers leases that were not held yet, for good.
+func (w *Watch) Expect(names ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, name := range names {
+		w.lease(name).expected = true
+	}
+}
+
+// lease returns what is remembered of a lease. The caller holds w.mu.
+func (w *Watch) lease(name string) *lease {
+	if w.leases == nil {
+		w.leases = map[string]*lease{}
+	}
+	l := w.leases[name]
+	if l == nil {
+		l = &lease{}
+		w.leases[name] = l
+	}
+	return l
 }
 
 // Lease is a lease that is or was held here.
@@ -81,14 +104,7 @@ func (w *Watch) NewKeeper(st store.Store, cfg tenure.Config, renewal func(tenure
 func (w *Watch) acquired(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.leases == nil {
-		w.leases = map[string]*lease{}
-	}
-	l := w.leases[name]
-	if l == nil {
-		l = &lease{}
-		w.leases[name] = l
-	}
+	l := w.lease(name)
 	w.turn++
 	l.acquired, l.turn = l.acquired+1, w.turn
 }
@@ -146,8 +162,8 @@ func (w *Watch) merge(held []Lease) []Lease {
 // w.mu.
 func (w *Watch) forget(held map[string]Lease) {
 	var free []string
-	for name := range w.leases {
-		if _, ok := held[name]; !ok {
+	for name, l := range w.leases {
+		if _, ok := held[name]; !ok && !l.expected {
 			free = append(free, name)
 		}
 	}

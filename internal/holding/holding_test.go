@@ -74,13 +74,14 @@ func TestLeasesBounded(t *testing.T) {
 	var w holding.Watch
 	k := run(t, &w, memory.New(), tenure.Config{DrainTimeout: time.Millisecond})
 	acquire(t, k, "kept")
+	w.Expect("expected")
 	for i := range holding.MaxLeases + 10 {
 		if err := acquire(t, k, fmt.Sprintf("n%04d", i)).Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	got := w.Leases()
-	if len(got) != holding.MaxLeases+1 || got[0].Name != "kept" || got[1].Name != "n0010" {
-		t.Errorf("got %d leases from %q and %q on, want %d, without the oldest that are not held", len(got), got[0].Name, got[1].Name, holding.MaxLeases+1)
+	if len(got) != holding.MaxLeases+2 || got[0] != (holding.Lease{Name: "expected"}) || got[1].Name != "kept" || got[2].Name != "n0010" {
+		t.Errorf("got %d leases from %+v, %q and %q on, want %d, without the oldest that are not held", len(got), got[0], got[1].Name, got[2].Name, holding.MaxLeases+2)
 	}
 }
