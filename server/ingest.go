@@ -52,7 +52,7 @@ type slot struct {
 	extended extension     // the last one that extended it by way of this replica
 
 	row     *registry.Node // as read last; nil if the registry has none
-	rowAt   time.Duration  // when that reading began, on the boot clock
+	rowAt   time.Duration  // when it was taken in, on the boot clock
 	agreed  agreement
 	changed chan struct{} // closed when row.Orders changes; nil while nobody waits
 }
@@ -210,6 +210,15 @@ func (s *slot) see(l fleet.Lease, at time.Duration) {
 	if l.Token > s.lease.Token || l.Token == s.lease.Token && at >= s.leaseAt {
 		s.lease, s.leaseAt = l, at
 	}
+}
+
+// knowsLater reports whether the row that is known is later than one by a reading
+// that began at an instant of the boot clock. When two readings overlap, that says
+// nothing of which saw more, and the version of the row does. A reading that began
+// after the other was taken in is the later one in any case: a restored database has
+// older versions. The caller holds s.mu.
+func (s *slot) knowsLater(row *registry.Node, began time.Duration) bool {
+	return s.row != nil && began < s.rowAt && row.Version < s.row.Version
 }
 
 // become makes incarnation the node's. The caller holds s.mu.

@@ -247,31 +247,39 @@ func (s *Server) missing(rows []registry.Node) {
 	}
 }
 
-// take takes in a node's row, as read at an instant of the boot clock.
-func (s *Server) take(row *registry.Node, read time.Duration) {
+// take takes in a node's row by a reading that began at an instant of the boot
+// clock, unless a later state of it is known.
+func (s *Server) take(row *registry.Node, began time.Duration) {
 	if row.Removed {
-		s.in.forget(row.ID)
+		if n := s.in.find(row.ID); n != nil {
+			n.mu.Lock()
+			later := n.knowsLater(row, began)
+			n.mu.Unlock()
+			if !later {
+				s.in.forget(row.ID)
+			}
+		}
 		return
 	}
 	at := s.in.at()
 	if !row.LastSeen.IsZero() {
-		passed := clock.Now().Boot - read
+		passed := clock.Now().Boot - began
 		s.skew.Store(int64(row.LastSeen.Add(row.Age).Sub(time.Now().Add(-passed))))
 	}
 	n := s.in.slot(row.ID)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if read < n.rowAt {
-		return // a later reading came first
+	if n.knowsLater(row, began) {
+		return
 	}
-	n.rowAt = read
+	n.rowAt = clock.Now().Boot
 	if row.Incarnation != "" && row.Incarnation != n.incarnation && !slices.Contains(n.replaced, row.Incarnation) {
 		n.become(row.Incarnation)
 	}
 	if n.facts != nil && sameFacts(&row.Facts, n.facts) {
 		row.Facts = durable(n.facts) // the same maps, which are most of what a node costs
 	}
-	n.see(row.Lease, read)
+	n.see(row.Lease, began)
 	s.in.told(n, row.LastSeen, row.Age, at)
 	if n.changed != nil && (n.row == nil || n.row.Orders != row.Orders) {
 		close(n.changed)

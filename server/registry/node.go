@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	nodeColumns = `n.id, n.incarnation, n.facts, n.not_ready_us, n.first_us, n.joined_us, coalesce(s.seen_us, 0), {age}, n.intent, n.orders, n.lapses, n.removed_us, {lease}`
+	nodeColumns = `n.id, n.incarnation, n.facts, n.not_ready_us, n.first_us, n.joined_us, coalesce(s.seen_us, 0), {age}, n.intent, n.orders, n.lapses, n.removed_us, n.version, {lease}`
 	nodeTables  = `{s}fleet_node n LEFT JOIN {s}fleet_seen s ON s.node = n.id {join} 'node/' || n.id{of}`
 )
 
@@ -27,7 +27,7 @@ func scanNode(row scanner) (Node, error) {
 	var facts, intent, lapses string
 	var notReady, first, joined, seen, age, orders, removed int64
 	var l leaseRow
-	into := []any{&n.ID, &n.Incarnation, &facts, &notReady, &first, &joined, &seen, &age, &intent, &orders, &lapses, &removed}
+	into := []any{&n.ID, &n.Incarnation, &facts, &notReady, &first, &joined, &seen, &age, &intent, &orders, &lapses, &removed, &n.Version}
 	if err := row.Scan(append(into, l.into()...)...); err != nil {
 		return Node{}, err
 	}
@@ -219,7 +219,7 @@ func noSuchNode(id string) Verdict {
 
 // newOrders is the next revision of orders. It is not below the clock, so that it
 // grows also past a restored backup and past the removal of a node.
-const newOrders = "orders = {greatest}(orders + 1, {now}), changed = {changed}"
+const newOrders = "orders = {greatest}(orders + 1, {now}), version = version + 1, changed = {changed}"
 
 // touch gives nodes, which are locked, a new revision of orders.
 func (t *tx) touch(ids ...string) error {
@@ -318,7 +318,7 @@ func (r *Registry) Join(ctx context.Context, rep Report) (Verdict, error) {
 		if joins {
 			set = ", removed_us = 0, joined_us = {now}"
 		}
-		_, err = t.exec("UPDATE {s}fleet_node SET incarnation = $2, replaced = $3, facts = $4, capacity = $5, ready = $6, not_ready_us = $7, changed = {changed}"+set+" WHERE id = $1",
+		_, err = t.exec("UPDATE {s}fleet_node SET incarnation = $2, replaced = $3, facts = $4, capacity = $5, ready = $6, not_ready_us = $7, version = version + 1, changed = {changed}"+set+" WHERE id = $1",
 			rep.Node, rep.Incarnation, list, facts, capacity, ready, notReady)
 		if err != nil {
 			return Verdict{}, err
@@ -533,7 +533,7 @@ func (r *Registry) NoteLapse(ctx context.Context, f Fence, node string, lease fe
 		if err := t.change(); err != nil {
 			return Verdict{}, err
 		}
-		if _, err := t.exec("UPDATE {s}fleet_node SET lapses = $2, lapse_token = $3, changed = {changed} WHERE id = $1", node, list, int64(lease)); err != nil {
+		if _, err := t.exec("UPDATE {s}fleet_node SET lapses = $2, lapse_token = $3, version = version + 1, changed = {changed} WHERE id = $1", node, list, int64(lease)); err != nil {
 			return Verdict{}, err
 		}
 		v := Verdict{Event: fleet.Event{Kind: fleet.EventLapsed, Node: node, Token: lease, Code: fleet.CodeLeaseLapsed, Actor: actor, Text: fmt.Sprintf("the lease of node %q lapsed", node)}}

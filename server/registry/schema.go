@@ -17,7 +17,7 @@ import (
 var migrations embed.FS
 
 // Version is the version of the tables that this package needs.
-const Version = 2
+const Version = 3
 
 // Migrate makes the tables and views or brings them to this package's version,
 // in one transaction. The lease tables must be there. It returns an error

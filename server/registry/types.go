@@ -29,6 +29,9 @@ type Node struct {
 	Orders  uint64
 	Lapses  []time.Time // the last lapses of its lease, newest last, at most 8
 	Removed bool
+	// Version grows with each change of the row. A restored database may have an
+	// older one.
+	Version int64
 }
 
 // Report is what a node said when it joined, or when its facts changed.
