@@ -607,6 +607,53 @@ func (m mute) Beat(ctx context.Context, b *api.Beat) (*api.BeatReply, error) {
 	return m.Server.Beat(ctx, &quiet)
 }
 
+// Orders are confirmed under a term by a list alone that was read under it: that a
+// replica knows of no others may be from before.
+func TestTermBeginsWithList(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.srv.Assign("n1", spec("w", fleet.Keep))
+	var c *cached
+	n := r.start(func(cfg *agent.Config) {
+		c = &cached{Server: cfg.Server}
+		cfg.Server = c
+	})
+	until(t, "the work", r.state("w"))
+	c.knows.Store(n.Status().Revision)
+	r.srv.SetIntent("n1", fleet.Draining)
+	seen := len(r.srv.Beats())
+	until(t, "beats that are answered from the cache", func() bool { return len(r.srv.Beats()) > seen+2 })
+	if got := n.Status(); got.Intent != fleet.Active || got.Stale != "" {
+		t.Fatalf("got intent %s, stale %q; want the one of before, confirmed", got.Intent, got.Stale)
+	}
+	token, _ := n.MayAct()
+	if err := r.srv.Store().Revoke(t.Context(), "node/n1", token, store.Revocation{Why: "test", By: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a new term", func() bool { again, ok := n.MayAct(); return ok && again > token })
+	until(t, "the drain", func() bool { return n.Status().Intent == fleet.Draining })
+}
+
+// cached answers beats as a replica does that has not read of newer orders yet.
+type cached struct {
+	agent.Server
+	knows atomic.Uint64 // 0: what is in force
+}
+
+func (c *cached) Beat(ctx context.Context, b *api.Beat) (*api.BeatReply, error) {
+	reply, err := c.Server.Beat(ctx, b)
+	if err == nil && b.Orders != 0 && b.Orders == c.knows.Load() {
+		reply.Orders = nil
+	}
+	return reply, err
+}
+
+// Orders leaves it to the beats to bring orders.
+func (c *cached) Orders(ctx context.Context, _ string, _ uint64, _ time.Duration) (*api.Orders, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
 // A replica that hangs costs a part of the term and no term.
 func TestFailoverInsideTTL(t *testing.T) {
 	t.Parallel()

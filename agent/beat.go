@@ -210,7 +210,7 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 	b := &api.Beat{
 		Node: a.cfg.Node, Incarnation: a.incarnation, Seq: h.seq,
 		LateMS: min(h.late.Milliseconds(), 24*time.Hour.Milliseconds()), Doubts: h.doubts(),
-		SentAt: time.Now().UTC(), Orders: a.view.revision(),
+		SentAt: time.Now().UTC(),
 	}
 	if f := h.facts.Load(); f != nil {
 		b.FactsVersion = f.version
@@ -219,6 +219,7 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 		}
 	}
 	lease := a.leaseToken()
+	b.Orders = a.view.askUnder(lease)
 	if lease != 0 {
 		b.Work = a.work.reports(lease)
 	}

@@ -40,6 +40,18 @@ func (v *view) revision() uint64 {
 	return v.orders.Revision
 }
 
+// askUnder returns the revision with which a beat under lease asks for other orders:
+// 0, which brings the list, until one was read under this term. A replica may compare
+// with what it read before the term began.
+func (v *view) askUnder(lease fence.Token) uint64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if lease != 0 && v.lease != lease {
+		return 0
+	}
+	return v.orders.Revision
+}
+
 // get returns the orders; none if none were ever received.
 func (v *view) get() api.Orders {
 	v.mu.Lock()

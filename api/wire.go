@@ -23,7 +23,8 @@ type Beat struct {
 	Doubts []string `json:"doubts,omitempty"`
 	// SentAt is the sender's wall clock, shown and compared with nothing.
 	SentAt time.Time `json:"sent_at,omitzero"`
-	// Orders is the revision of the orders that the node follows.
+	// Orders is the revision of the orders that the node follows. 0 asks for the list,
+	// as the registry has it now: a node does so first under each term of its lease.
 	Orders uint64       `json:"orders"`
 	Work   []WorkReport `json:"work,omitempty"` // what changed
 	Renew  *Renewal     `json:"renew,omitempty"`
