@@ -27,6 +27,7 @@ type reconciler struct {
 	clock  time.Duration // the database's clock less the boot clock; 0 until it was read
 	brake  *fleet.Brake  // nil until that of the reconciler before was read
 	ahead  time.Duration // of the database's clock, for the instants of the brake
+	braked []fleet.Event // changes of the brake that are not in the ledger yet
 	bucket fleet.Bucket
 
 	known    map[string]fleet.Liveness // as written to the ledger
@@ -160,13 +161,12 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 			return err
 		}
 	}
-	var events []fleet.Event
 	tell := func(b fleet.BrakeState) {
 		kind, actor := fleet.EventBrakeOn, r.cfg.Name
 		if !b.Engaged {
 			kind, actor = fleet.EventBrakeOff, cmp.Or(b.By.Actor, r.cfg.Name)
 		}
-		events = append(events, fleet.Event{Kind: kind, Code: b.Code, Actor: actor, Text: b.Domain + ": " + b.Text})
+		r.braked = append(r.braked, fleet.Event{Kind: kind, Code: b.Code, Actor: actor, Text: b.Domain + ": " + b.Text})
 		r.log.Warn("brake", "domain", b.Domain, "engaged", b.Engaged, "text", b.Text)
 	}
 	var seen int64
@@ -199,7 +199,11 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 			return cmp.Or(err, deposed(v))
 		}
 	}
-	return r.append(ctx, events)
+	if err := r.append(ctx, r.braked); err != nil {
+		return err
+	}
+	r.braked = nil
+	return nil
 }
 
 // deposed is a verdict that says that a later term was granted, as an error.
@@ -223,6 +227,7 @@ func (r *reconciler) append(ctx context.Context, events []fleet.Event) error {
 // when this replica became active is taken for written.
 func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
 	var events []fleet.Event
+	known, ready := make(map[string]fleet.Liveness, len(nodes)), make(map[string]bool, len(nodes))
 	for i := range nodes {
 		n := &nodes[i]
 		was, ok := r.known[n.ID]
@@ -232,18 +237,25 @@ func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
 		case ok && n.Liveness != fleet.Suspect && was == fleet.Suspect && n.Liveness != fleet.Observing:
 			events = append(events, fleet.Event{Kind: fleet.EventAlive, Node: n.ID, Actor: r.cfg.Name, Text: "it is heard again"})
 		}
-		if !ok || n.Liveness != fleet.Late && n.Liveness != fleet.Observing {
-			r.known[n.ID] = n.Liveness
+		known[n.ID] = n.Liveness
+		if ok && (n.Liveness == fleet.Late || n.Liveness == fleet.Observing) {
+			known[n.ID] = was
 		}
-		ready := n.Facts.Readiness.Ready
-		if was, ok := r.ready[n.ID]; ok && was != ready {
+		ready[n.ID] = n.Facts.Readiness.Ready
+		if was, ok := r.ready[n.ID]; ok && was != ready[n.ID] {
 			e := fleet.Event{Kind: fleet.EventReady, Node: n.ID, Actor: n.ID, Text: n.Facts.Readiness.Text}
-			if !ready {
+			if !ready[n.ID] {
 				e.Kind, e.Code = fleet.EventNotReady, fleet.Code(n.Facts.Readiness.Reason)
 			}
 			events = append(events, e)
 		}
-		r.ready[n.ID] = ready
+	}
+	if err := r.append(ctx, events); err != nil {
+		return err
+	}
+	r.known, r.ready = known, ready
+	for i := range nodes {
+		n := &nodes[i]
 		over := n.Lease.State == fleet.LeaseLapsed || n.Lease.State == fleet.LeaseReleased
 		if over && n.Lease.Token > 0 && r.noted[n.ID] != n.Lease.Token {
 			v, err := r.reg.NoteLapse(ctx, r.fence, n.ID, n.Lease.Token, r.cfg.Name)
@@ -255,7 +267,7 @@ func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
 			}
 		}
 	}
-	return r.append(ctx, events)
+	return nil
 }
 
 // takeovers moves what may be moved from nodes whose lease is over.
@@ -512,6 +524,9 @@ func (r *reconciler) look(ctx context.Context, nodes []fleet.Node, now time.Time
 			}
 		}
 	}
+	if err := r.append(ctx, events); err != nil {
+		return err
+	}
 	r.stuck = stuck
 	if now.Sub(r.prune) > time.Hour {
 		r.prune = now
@@ -519,7 +534,7 @@ func (r *reconciler) look(ctx context.Context, nodes []fleet.Node, now time.Time
 			return err
 		}
 	}
-	return r.append(ctx, events)
+	return nil
 }
 
 func sortedKeys[K cmp.Ordered](keys iter.Seq[K], by func(a, b K) int) []K {
