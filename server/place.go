@@ -24,7 +24,7 @@ func (s *Server) Submit(ctx context.Context, spec fleet.Spec, actor string, queu
 		return fleet.Work{}, api.NewError(err)
 	}
 	began := time.Now()
-	v, err := s.place(ctx, spec.Request, func(p registry.Placement) (registry.Verdict, error) {
+	v, err := s.place(ctx, spec.Request, new(bool), func(p registry.Placement) (registry.Verdict, error) {
 		p.Actor = actor
 		return s.reg.SubmitTo(ctx, spec, p)
 	})
@@ -72,12 +72,12 @@ const candidates = 8
 
 // place tries nodes in the order of their rank until one takes the work. What is
 // known here may be old, so before a refusal it reads authoritatively, and as
-// long as such a reading shows a node that fits it tries again (P8).
-func (s *Server) place(ctx context.Context, req fleet.Request, try func(registry.Placement) (registry.Verdict, error)) (registry.Verdict, error) {
-	nodes := s.Nodes()
-	for reading := 0; ; reading++ {
+// long as such a reading shows a node that fits it tries again (P8). read says that
+// whoever asks has had such a reading already, and is set by one.
+func (s *Server) place(ctx context.Context, req fleet.Request, read *bool, try func(registry.Placement) (registry.Verdict, error)) (registry.Verdict, error) {
+	for nodes := s.Nodes(); ; {
 		ranked, counts := fleet.Rank(nodes, req, s.conditions())
-		if len(ranked) == 0 && reading > 0 {
+		if len(ranked) == 0 && *read {
 			e := api.Refuse(fleet.CodeNoCapacity, "%s", noCapacity(len(nodes), counts))
 			e.Counts, e.RetryAfter = counts, 250*time.Millisecond
 			return registry.Verdict{}, e
@@ -97,6 +97,7 @@ func (s *Server) place(ctx context.Context, req fleet.Request, try func(registry
 		if nodes, err = s.authoritative(ctx); err != nil {
 			return registry.Verdict{}, err
 		}
+		*read = true
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 	"time"
@@ -37,6 +38,13 @@ type reconciler struct {
 	stuck    map[string]bool
 	scan     time.Time // of the last look at all work
 	prune    time.Time
+
+	// Takeovers and placements begin nothing more in a step once they have had this
+	// long, so that what comes after them is done however much they have to do.
+	share  time.Duration
+	queued string                      // the item after which its placements do
+	read   bool                        // the registry was read authoritatively in this step
+	full   map[string]registry.Verdict // that nothing fits, by request, as found in this step
 }
 
 // newReconciler returns a reconciler under a term of the lease for it.
@@ -45,6 +53,7 @@ func newReconciler(s *Server, token fence.Token) *reconciler {
 		Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: token}, began: clock.Now().Boot,
 		known: map[string]fleet.Liveness{}, ready: map[string]bool{}, noted: map[string]fence.Token{},
 		withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
+		share: s.cfg.ReconcilerTTL / 8, full: map[string]registry.Verdict{},
 	}
 }
 
@@ -78,35 +87,51 @@ func (s *Server) reconcileLoop(keeper *tenure.Keeper) func(context.Context) {
 	}
 }
 
-// step looks once at everything. An error leaves the rest to the next step.
+// step looks once at everything. What one stage could not do is left to the next
+// step, and keeps the stages after it from nothing; but without the brake, or under
+// a term that is over, nothing is done.
 func (r *reconciler) step(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.ReconcilerTTL)
-	defer cancel()
-	lapsed, err := r.reg.Lapsed(ctx)
-	if err != nil {
-		return err
+	r.read = false
+	clear(r.full)
+	stage := func(f func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(ctx, r.cfg.ReconcilerTTL/2)
+		defer cancel()
+		return f(ctx)
 	}
-	for _, o := range lapsed {
-		if n := r.in.find(o.Work.Owner); n != nil {
-			n.mu.Lock()
-			n.see(o.Lease, clock.Now().Boot)
-			n.mu.Unlock()
-		}
-	}
-	nodes, now := r.Nodes(), time.Now()
-	for _, f := range []func() error{
-		func() error { return r.judgeBrake(ctx, nodes, now) },
-		func() error { return r.tell(ctx, nodes) },
-		func() error { return r.takeovers(ctx, lapsed, nodes) },
-		func() error { return r.pending(ctx, nodes, now) },
-		func() error { return r.drains(ctx, nodes) },
-		func() error { return r.look(ctx, nodes, now) },
-	} {
-		if err := f(); err != nil {
+	var lapsed []registry.Owned
+	var nodes []fleet.Node
+	now := time.Now()
+	if err := stage(func(ctx context.Context) (err error) {
+		if lapsed, err = r.reg.Lapsed(ctx); err != nil {
 			return err
 		}
+		for _, o := range lapsed {
+			if n := r.in.find(o.Work.Owner); n != nil {
+				n.mu.Lock()
+				n.see(o.Lease, clock.Now().Boot)
+				n.mu.Unlock()
+			}
+		}
+		nodes = r.Nodes()
+		return r.judgeBrake(ctx, nodes, now)
+	}); err != nil {
+		return err
 	}
-	return nil
+	var errs []error
+	for _, f := range []func(context.Context) error{
+		func(ctx context.Context) error { return r.tell(ctx, nodes) },
+		func(ctx context.Context) error { return r.takeovers(ctx, lapsed, nodes) },
+		func(ctx context.Context) error { return r.pending(ctx, nodes, now) },
+		func(ctx context.Context) error { return r.drains(ctx, nodes) },
+		func(ctx context.Context) error { return r.look(ctx, nodes, now) },
+	} {
+		err := stage(f)
+		errs = append(errs, err)
+		if errors.Is(err, errDeposed) || ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // health says whether this replica may trust what it sees.
@@ -206,10 +231,13 @@ func (r *reconciler) judgeBrake(ctx context.Context, nodes []fleet.Node, now tim
 	return nil
 }
 
-// deposed is a verdict that says that a later term was granted, as an error.
+// errDeposed says that a later term of the reconciler's lease was granted.
+var errDeposed = errors.New("deposed")
+
+// deposed is a verdict that says so, as an error that matches errDeposed.
 func deposed(v registry.Verdict) error {
 	if v.Deposed {
-		return refusal(v)
+		return fmt.Errorf("%w: %s", errDeposed, v.Text)
 	}
 	return nil
 }
@@ -374,7 +402,6 @@ func (r *reconciler) take(ctx context.Context, t registry.Takeover, w fleet.Work
 		t.Node, t.Lease = p.Node, p.Lease
 		return r.reg.Takeover(ctx, t)
 	})
-	v, err = capacity(v, err)
 	r.counts.add("takeover", codeOf(v, err))
 	if v.Code == "" && err == nil {
 		r.log.Warn("takeover", "work", w.ID, "from", w.Owner, "to", t.Node, "token", v.Current)
@@ -395,27 +422,44 @@ func (r *reconciler) taken(o registry.Owned, owner fleet.Node, v registry.Verdic
 	}
 }
 
-// capacity turns a refusal of place into a verdict.
-func capacity(v registry.Verdict, err error) (registry.Verdict, error) {
+// place is Server.place for all items of a step together: one authoritative reading
+// serves them, and what fits nowhere is asked once for each request. That nothing
+// fits is a verdict here.
+func (r *reconciler) place(ctx context.Context, req fleet.Request, try func(registry.Placement) (registry.Verdict, error)) (registry.Verdict, error) {
+	shape, err := json.Marshal(req)
+	if err != nil {
+		return registry.Verdict{}, err
+	}
+	if v, known := r.full[string(shape)]; known {
+		return v, nil
+	}
+	v, err := r.Server.place(ctx, req, &r.read, try)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Code == string(fleet.CodeNoCapacity) {
-		return registry.Verdict{Code: fleet.CodeNoCapacity, Text: e.Message}, nil
+		v, err = registry.Verdict{Code: fleet.CodeNoCapacity, Text: e.Message}, nil
+		r.full[string(shape)] = v
 	}
 	return v, err
 }
 
-// pending places what has no owner.
+// pending places what has no owner, from where the step before had to end.
 func (r *reconciler) pending(ctx context.Context, nodes []fleet.Node, now time.Time) error {
-	for after := ""; ; {
-		works, err := r.reg.Works(ctx, registry.Filter{States: []fleet.WorkState{fleet.Pending}, After: after})
-		if err != nil || len(works) == 0 {
+	end := time.Now().Add(r.share)
+	middle := r.queued != "" // of the queue: its beginning comes last
+	for {
+		works, err := r.reg.Works(ctx, registry.Filter{States: []fleet.WorkState{fleet.Pending}, After: r.queued})
+		if err != nil {
 			return err
 		}
-		for _, w := range works {
-			after = w.ID
-			req := w.Request
-			if w.Owner != "" { // it is moving away from there
-				req.Exclude = append(slices.Clone(req.Exclude), w.Owner)
+		if len(works) == 0 {
+			r.queued = ""
+			if !middle {
+				return nil
 			}
+			middle = false
+		}
+		for _, w := range works {
+			r.queued = w.ID
+			req := away(w)
 			if home := r.home(w, nodes, now); home != "" {
 				req.Node = home
 			}
@@ -423,12 +467,14 @@ func (r *reconciler) pending(ctx context.Context, nodes []fleet.Node, now time.T
 				p.Work, p.Token, p.Actor, p.Fence = w.ID, w.Token, r.cfg.Name, r.fence
 				return r.reg.Place(ctx, p)
 			})
-			v, err = capacity(v, err)
 			if err := cmp.Or(err, deposed(v)); err != nil {
 				return err
 			}
 			if v.Code == "" {
 				r.touch(ctx, v.Owner)
+			}
+			if time.Now().After(end) {
+				return nil
 			}
 		}
 	}
