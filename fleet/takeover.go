@@ -74,7 +74,8 @@ type TakeoverCase struct {
 }
 
 // JudgeTakeover says whether an item may be taken from its owner, and returns the
-// bucket after it. Silence is no reason: only a lease that is over by the store's
+// bucket after it, which counts only if the takeover is made: where there is no room
+// none is. Silence is no reason: only a lease that is over by the store's
 // clock is. Pinned work is held with CodeHostGone, for its data is there.
 //
 // An item that was told to stop and not to run again, and whose policy ends it

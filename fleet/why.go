@@ -103,7 +103,7 @@ type WorkFacts struct {
 	// Takeover is the judgement of a takeover, if the owner's lease is over.
 	Takeover *Decision
 	// Fit is how many nodes may get it, and Counts why the others may not, if it
-	// has no owner.
+	// has no owner or may be taken from it.
 	Fit    int
 	Counts map[Code]int
 }
@@ -124,7 +124,7 @@ func WhyWork(f WorkFacts, now time.Time) []string {
 	case w.State.Ended():
 		add("exit code %d%s", w.ExitCode, because(w.Result))
 	case w.State == Pending:
-		f.unplaced(add)
+		f.unplaced(add, "")
 	case f.Owner == nil:
 		add("next: its owner %s is not known here", w.Owner)
 	case !f.Owner.Lease.over():
@@ -154,9 +154,10 @@ func (w *Work) whereText(now time.Time) string {
 	return fmt.Sprintf(" on %s, token %s, for %s", w.Owner, w.Token, span(now.Sub(at)))
 }
 
-func (f *WorkFacts) unplaced(add func(string, ...any)) {
+// unplaced says where an item may go; turn says what it waits for if there is room.
+func (f *WorkFacts) unplaced(add func(string, ...any), turn string) {
 	if f.Fit > 0 {
-		add("next: it is placed on one of the nodes that fit: %d", f.Fit)
+		add("next: it is placed on one of the nodes that fit: %d%s", f.Fit, turn)
 		return
 	}
 	add("no node fits")
@@ -206,7 +207,8 @@ func (f *WorkFacts) takeover(add func(string, ...any), d Decision, now time.Time
 			add("next: it is judged again at each round")
 		}
 	case Move:
-		add("next: it is placed on another node: %s", d.Text)
+		add("may be taken over: %s", d.Text)
+		f.unplaced(add, ", when the rate of takeovers lets it")
 	case End:
 		add("next: it is recorded as stopped: %s", d.Text)
 	}

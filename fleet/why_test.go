@@ -73,7 +73,12 @@ func TestWhy(t *testing.T) {
 		c := lapsed()
 		tc.change(&c)
 		d, _ := fleet.JudgeTakeover(c, fleet.TakeoverRules{}, fleet.Bucket{}, t0)
-		show("work: "+tc.what, fleet.WhyWork(fleet.WorkFacts{Work: c.Work, Owner: &c.Owner, Takeover: &d}, t0))
+		f := fleet.WorkFacts{Work: c.Work, Owner: &c.Owner, Takeover: &d, Fit: 2}
+		show("work: "+tc.what, fleet.WhyWork(f, t0))
+		if d.Action == fleet.Move {
+			f.Fit, f.Counts = 0, map[fleet.Code]int{"insufficient_slots": 3, "missing_label": 1}
+			show("work: "+tc.what+", and fits nowhere", fleet.WhyWork(f, t0))
+		}
 	}
 	item("taken over, and done", func(f *fleet.WorkFacts) {
 		f.Work.State, f.Work.Owner, f.Work.Token, f.Work.TakenFrom, f.Work.Takeovers = fleet.Failed, "n2", 2, "n1", 1

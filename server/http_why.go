@@ -92,7 +92,7 @@ func (h *handler) whyWork(ctx context.Context, in *workInput) (*of[api.WorkWhy],
 			return nil, err
 		}
 	case w.State == fleet.Pending:
-		if err := h.whyPending(ctx, w, &facts, &why, now); err != nil {
+		if err := h.whyNodes(ctx, w, &facts, &why, now); err != nil {
 			return nil, err
 		}
 	}
@@ -123,16 +123,19 @@ func (h *handler) whyOwned(ctx context.Context, l registry.Location, facts *flee
 		return err
 	}
 	_, observing := h.Observing()
-	// The rate of takeovers is the reconciler's; what it holds back is in the ledger.
+	// The rate of takeovers is the reconciler's: whoever may be taken over waits for it.
 	d, _ := fleet.JudgeTakeover(fleet.TakeoverCase{
 		Work: l.Work, Owner: owner, Recent: recent, Brakes: *h.brakes.Load(), Observing: observing,
 	}, h.cfg.Takeover, fleet.Bucket{}, now)
 	facts.Takeover = &d
+	if d.Action == fleet.Move {
+		return h.whyNodes(ctx, l.Work, facts, why, now)
+	}
 	return nil
 }
 
-// whyPending adds why each node is left out for an item.
-func (h *handler) whyPending(ctx context.Context, w fleet.Work, facts *fleet.WorkFacts, why *api.WorkWhy, now time.Time) error {
+// whyNodes adds how many nodes may get an item, and why each other one is left out.
+func (h *handler) whyNodes(ctx context.Context, w fleet.Work, facts *fleet.WorkFacts, why *api.WorkWhy, now time.Time) error {
 	nodes, err := h.authoritative(ctx)
 	if err != nil {
 		return err
@@ -159,8 +162,8 @@ func (h *handler) whyPending(ctx context.Context, w fleet.Work, facts *fleet.Wor
 	return nil
 }
 
-// away is the request of a pending item: it goes to another node than the one
-// from which it was moved.
+// away is the request of an item that goes to another node than the one that has it,
+// or from which it was moved.
 func away(w fleet.Work) fleet.Request {
 	req := w.Request
 	if w.Owner != "" {

@@ -42,6 +42,7 @@ type reconciler struct {
 	// Takeovers and placements begin nothing more in a step once they have had this
 	// long, so that what comes after them is done however much they have to do.
 	share  time.Duration
+	due    string                      // the item with which the takeovers of the next step begin
 	queued string                      // the item after which its placements do
 	read   bool                        // the registry was read authoritatively in this step
 	full   map[string]registry.Verdict // that nothing fits, by request, as found in this step
@@ -298,7 +299,8 @@ func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
 	return nil
 }
 
-// takeovers moves what may be moved from nodes whose lease is over.
+// takeovers moves what may be moved from nodes whose lease is over. It begins with
+// what the step before had no time for, or the rate of takeovers none.
 func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nodes []fleet.Node) error {
 	byID := make(map[string]*fleet.Node, len(nodes))
 	for i := range nodes {
@@ -311,56 +313,88 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 	observing = observing || clock.Now().Boot-r.began <= r.cfg.suspect()
 	var events []fleet.Event
 	held := map[string]fleet.Code{}
-	for _, o := range lapsed {
+	end := time.Now().Add(r.share)
+	first := max(slices.IndexFunc(lapsed, func(o registry.Owned) bool { return o.Work.ID == r.due }), 0)
+	lapsed = slices.Concat(lapsed[first:], lapsed[:first])
+	r.due = ""
+	for i, o := range lapsed {
+		id, was := o.Work.ID, r.withheld[o.Work.ID]
+		if i > 0 && !time.Now().Before(end) {
+			r.due = cmp.Or(r.due, id)
+			if was != "" {
+				held[id] = was
+			}
+			continue
+		}
 		owner := fleet.Node{ID: o.Work.Owner, Liveness: fleet.Observing}
 		if n := byID[o.Work.Owner]; n != nil {
 			owner = *n
 		}
 		owner.Lease = o.Lease
-		recent, err := r.recent(ctx, o.Work)
+		d, err := r.takeover(ctx, o, owner, observing)
 		if err != nil {
+			r.due = lapsed[(i+1)%len(lapsed)].Work.ID
 			return err
 		}
-		d, bucket := fleet.JudgeTakeover(fleet.TakeoverCase{Work: o.Work, Owner: owner, Recent: recent, Brakes: r.brake.States(), Observing: observing}, r.cfg.Takeover, r.bucket, r.dbNow())
-		r.bucket = bucket
-		t := registry.Takeover{
-			Placement: registry.Placement{Work: o.Work.ID, Token: o.Work.Token, Actor: r.cfg.Name, Fence: r.fence},
-			Evidence:  r.evidence(o, owner),
+		if d.Action != fleet.Hold {
+			continue
 		}
-		var v registry.Verdict
-		switch d.Action {
-		case fleet.End:
-			v, err = r.reg.ReleaseToPending(ctx, t)
-			r.counts.add("takeover", codeOf(v, err))
-			r.taken(o, owner, v, err)
-		case fleet.Move:
-			v, err = r.take(ctx, t, o.Work)
-			r.taken(o, owner, v, err)
-			if v.Code == fleet.CodeNoCapacity {
-				held[o.Work.ID] = fleet.CodeNoCapacity
-				d.Code, d.Text = v.Code, v.Text
+		held[id] = d.Code
+		if d.Code == fleet.CodeRateLimited {
+			r.due = cmp.Or(r.due, id)
+			if was == fleet.CodeNoCapacity { // for all that is known it still would not fit
+				held[id] = was
 			}
-		default:
-			held[o.Work.ID] = d.Code
-		}
-		if err := cmp.Or(err, deposed(v)); err != nil {
-			return err
 		}
 		// That a lease is over only just now is the course of things.
-		if code := held[o.Work.ID]; code != "" && r.withheld[o.Work.ID] != code {
-			r.counts.add("withheld", string(code))
+		if code := held[id]; code != was && code != fleet.CodeLeaseRecent {
+			events = append(events, fleet.Event{Kind: fleet.EventWithheld, Work: id, Node: o.Work.Owner, Token: o.Work.Token, Code: code, Actor: r.cfg.Name, Text: d.Text})
 		}
-		if code := held[o.Work.ID]; code != "" && code != fleet.CodeLeaseRecent && r.withheld[o.Work.ID] != code {
-			events = append(events, fleet.Event{Kind: fleet.EventWithheld, Work: o.Work.ID, Node: o.Work.Owner, Token: o.Work.Token, Code: d.Code, Actor: r.cfg.Name, Text: d.Text})
+	}
+	if err := r.append(ctx, events); err != nil {
+		return err
+	}
+	byCode := map[fleet.Code]int{}
+	for id, code := range held {
+		byCode[code]++
+		if code != r.withheld[id] {
+			r.counts.add("withheld", string(code))
 		}
 	}
 	r.withheld = held
-	byCode := map[fleet.Code]int{}
-	for _, code := range held {
-		byCode[code]++
-	}
 	r.heldBack.Store(&byCode)
-	return r.append(ctx, events)
+	return nil
+}
+
+// takeover does with an item of a node whose lease is over what is to be done with
+// it, and returns what that was.
+func (r *reconciler) takeover(ctx context.Context, o registry.Owned, owner fleet.Node, observing bool) (fleet.Decision, error) {
+	recent, err := r.recent(ctx, o.Work)
+	if err != nil {
+		return fleet.Decision{}, err
+	}
+	d, after := fleet.JudgeTakeover(fleet.TakeoverCase{Work: o.Work, Owner: owner, Recent: recent, Brakes: r.brake.States(), Observing: observing}, r.cfg.Takeover, r.bucket, r.dbNow())
+	t := registry.Takeover{
+		Placement: registry.Placement{Work: o.Work.ID, Token: o.Work.Token, Actor: r.cfg.Name, Fence: r.fence},
+		Evidence:  r.evidence(o, owner),
+	}
+	var v registry.Verdict
+	switch d.Action {
+	case fleet.End:
+		v, err = r.reg.ReleaseToPending(ctx, t)
+		r.counts.add("takeover", codeOf(v, err))
+		r.taken(o, owner, v, err)
+	case fleet.Move:
+		v, err = r.take(ctx, t, o.Work)
+		r.taken(o, owner, v, err)
+		if v.Code == "" { // made, or perhaps made
+			r.bucket = after
+		}
+		if v.Code == fleet.CodeNoCapacity {
+			d = fleet.Decision{Action: fleet.Hold, Code: v.Code, Text: v.Text}
+		}
+	}
+	return d, cmp.Or(err, deposed(v))
 }
 
 // recent returns when an item was taken over lately.
@@ -396,9 +430,7 @@ func (r *reconciler) evidence(o registry.Owned, owner fleet.Node) fleet.Evidence
 // take gives an item of a lapsed node to another. The verdict's code is
 // no_capacity if there is none.
 func (r *reconciler) take(ctx context.Context, t registry.Takeover, w fleet.Work) (registry.Verdict, error) {
-	req := w.Request
-	req.Exclude = append(slices.Clone(req.Exclude), w.Owner)
-	v, err := r.place(ctx, req, func(p registry.Placement) (registry.Verdict, error) {
+	v, err := r.place(ctx, away(w), func(p registry.Placement) (registry.Verdict, error) {
 		t.Node, t.Lease = p.Node, p.Lease
 		return r.reg.Takeover(ctx, t)
 	})
