@@ -41,7 +41,7 @@ type metrics struct {
 	descs   []*prometheus.Desc
 	texts   []metricText
 
-	build, ready, active, brake, braked          *prometheus.Desc
+	build, ready, active, failed, brake, braked  *prometheus.Desc
 	counters                                     map[string]*prometheus.Desc // by Count.What
 	writes, gaps, missed, lag, watched           *prometheus.Desc
 	late, brief, suspicions, unfounded, evidence *prometheus.Desc
@@ -74,6 +74,7 @@ func newMetrics(s *Server, version string) *metrics {
 	m.build = desc("build_info", "The program; always 1.", "version", "server")
 	m.ready = desc("ready", "Whether this replica can serve.")
 	m.active = desc("reconciler_active", "Whether this replica reconciles.")
+	m.failed = desc("reconciler_failing", "Whether this replica's last step as reconciler failed; stays 1 after it gave the lease back for that, until a step of its own succeeds.")
 	m.brake = desc("brake_engaged", "Whether the brake of a failure domain holds; domain \"all\" is the whole fleet. At most 100 domains are shown, those that hold first.", "domain", "code")
 	m.braked = desc("brakes_engaged", "Brakes that hold.")
 	m.counters = map[string]*prometheus.Desc{
@@ -135,6 +136,7 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	ch.gauge(m.build, 1, m.version, s.cfg.Name)
 	ch.gauge(m.ready, truth(s.Ready() == nil))
 	ch.gauge(m.active, truth(s.active.Load()))
+	ch.gauge(m.failed, truth(s.failed.Load()))
 	ch.gauge(m.refreshed, s.refreshAge().Seconds())
 	ch.gauge(m.limit, (time.Duration(s.cfg.SuspectAfter) * s.cfg.Interval).Seconds())
 	counted := s.Counts()

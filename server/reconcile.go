@@ -58,34 +58,75 @@ func newReconciler(s *Server, token fence.Token) *reconciler {
 	}
 }
 
-// reconcileLoop reconciles whenever this replica holds the lease for it.
+// reconcileLoop reconciles whenever this replica holds the lease for it. It asks for
+// that once it has read the registry. One that cannot do what the lease is for gives
+// it back, and gives others the time of a term to take it.
 func (s *Server) reconcileLoop(keeper *tenure.Keeper) func(context.Context) {
 	return func(ctx context.Context) {
+		for grown := s.grown(); !s.loaded.Load(); grown = s.grown() {
+			select {
+			case <-ctx.Done():
+				return
+			case <-grown:
+			}
+		}
 		for ctx.Err() == nil {
 			err := tenure.Do(ctx, keeper, ReconcilerLease, func(ctx context.Context, t *tenure.Term) error {
 				s.active.Store(true)
 				defer s.active.Store(false)
 				defer s.heldBack.Store(&map[fleet.Code]int{})
-				r := newReconciler(s, t.Token())
 				s.log.Info("reconciling", "token", t.Token())
-				every(ctx, s.cfg.Reconcile, s.hurry, func(ctx context.Context) {
-					if _, may := t.MayAct(); may && s.loaded.Load() {
-						if err := r.step(ctx); err != nil && ctx.Err() == nil {
-							s.log.Warn("reconcile", "err", err)
-						}
-					}
-				})
-				return ctx.Err()
+				return newReconciler(s, t.Token()).run(ctx, t)
 			})
 			if err != nil && ctx.Err() == nil {
-				s.log.Error("reconciler", "err", err)
+				s.log.Error("reconciler gave up", "err", err, "pause", s.cfg.ReconcilerTTL)
 				select {
 				case <-ctx.Done():
-				case <-time.After(s.cfg.Reconcile):
+				case <-time.After(s.cfg.ReconcilerTTL):
 				}
 			}
 		}
 	}
+}
+
+// patience is how many steps in a row have to fail, at least, before a reconciler
+// gives its lease back.
+const patience = 3
+
+// run looks again and again until the term or ctx ends, or this replica turns out to
+// do nothing under it: steps fail, and no write succeeds, for a term longer than a new
+// reconciler observes. Whoever fails at some of it goes on with the rest, since
+// another would fail at the same, and would have to observe first.
+func (r *reconciler) run(ctx context.Context, t *tenure.Term) error {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	var failures int
+	var since time.Duration // on the boot clock: the beginning of the first of them
+	var made uint64         // writes before it
+	every(ctx, r.cfg.Reconcile, r.hurry, func(ctx context.Context) {
+		if _, may := t.MayAct(); !may {
+			return
+		}
+		began := clock.Now().Boot
+		err := r.step(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		r.failed.Store(err != nil && !errors.Is(err, errDeposed))
+		if err == nil {
+			failures = 0
+			return
+		}
+		r.log.Warn("reconcile", "err", err)
+		if failures == 0 || r.reg.Accepted() != made {
+			failures, since, made = 0, began, r.reg.Accepted()
+		}
+		failures++
+		if lasted := clock.Now().Boot - since; failures >= patience && lasted > r.cfg.suspect()+r.cfg.ReconcilerTTL {
+			giveUp(fmt.Errorf("no write succeeded and %d steps failed in %s, the last: %w", failures, lasted.Round(time.Millisecond), err))
+		}
+	})
+	return context.Cause(ctx)
 }
 
 // step looks once at everything. What one stage could not do is left to the next
