@@ -94,7 +94,7 @@ func Reasons() []Reason {
 		{CodeStuck, Warning, true, "work that it has makes no progress", "the work makes progress, ends, or is stopped"},
 		{CodeDrained, Notice, true, "it was drained, and nothing is left on it", "an operator resumes it"},
 		{CodeDraining, Notice, true, "it is being drained", "an operator resumes it"},
-		{CodeCordoned, Notice, true, "an operator keeps new work from it", "an operator resumes it"},
+		{CodeCordoned, Notice, true, "an operator keeps new work from it", "an operator resumes it with --what all: resume alone ends a drain"},
 		{CodeOtherNode, Notice, false, "the request names another node, or excludes this one", "another request"},
 		{CodeMissingLabel, Notice, false, "it lacks a label that the request asks for", "the agent is given the label, or another request"},
 		{CodeMissingFeature, Notice, false, "it lacks a feature that the request asks for", "the agent reports the feature, or another request"},

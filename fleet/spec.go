@@ -102,7 +102,7 @@ func (s Spec) Check() error {
 	}
 	switch {
 	case len(s.Command) == 0 || s.Command[0] == "":
-		return invalid("command", "", "the program and its arguments")
+		return invalid("command", "", "not empty: it is the program, and then its arguments")
 	case s.Movable && s.Filled().OnLoss != Stop:
 		return invalid("on_loss", string(s.OnLoss), `"stop" if the item is movable, so that it is ended before it runs elsewhere`)
 	case s.Movable && s.Request.Node != "":

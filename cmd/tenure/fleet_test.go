@@ -229,6 +229,11 @@ func TestFleet(t *testing.T) {
 	tenure("nodes", "resume", a, "--what", "everything").want(t, exitUsage, "drain or all")
 	tenure("nodes", "resume", a).want(t, exitOK)
 	tenure("nodes", "cordon", b, "--reason", "disk").want(t, exitOK)
+	kept := tenure("nodes", "resume", b)
+	kept.want(t, exitOK)
+	if want := b + ": still cordoned; to end the cordon too: tenure nodes resume " + b + " --what all\n"; kept.out != want {
+		t.Errorf("resume of a cordon: got %q, want %q", kept.out, want)
+	}
 	until(t, "the cordon in the events that are followed", func() bool { return strings.Contains(follow.read("out"), "node_cordoned") })
 	follow.signal(syscall.SIGINT)
 	follow.wait().want(t, 130)

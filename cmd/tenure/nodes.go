@@ -213,6 +213,10 @@ func newNodesResume() *cobra.Command {
 		}
 		return use.ask(ctx, func(ctx context.Context, c *api.Client) error {
 			n, err := c.Resume(ctx, args[0], api.ResumeRequest{Actor: m.Actor, Reason: m.Reason, What: what})
+			if err == nil && *out != asJSON && n.Intent == fleet.Cordoned {
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: still cordoned; to end the cordon too: tenure nodes resume %s --what all\n", escape(n.ID), shellWord(n.ID))
+				return err
+			}
 			return nodeDone(cmd, *out, n, err)
 		})
 	})

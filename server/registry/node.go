@@ -479,7 +479,7 @@ func (r *Registry) CompleteDrain(ctx context.Context, f Fence, node, actor strin
 		}
 		owned, err := t.countOwned(node)
 		if err != nil || owned > 0 {
-			return refused(fleet.CodeWrongState, "node %q still owns %d items", node, owned), err
+			return refused(fleet.CodeWrongState, "node %q still owns %s", node, items(owned)), err
 		}
 		next, drain := n.intent, *n.intent.Drain
 		drain.Done = instant(t.wall)
