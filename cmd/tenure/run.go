@@ -20,6 +20,7 @@ import (
 type runFlags struct {
 	ttl, grace time.Duration
 	noWait     bool
+	skipOK     bool
 	wait       bool
 	waitFor    time.Duration
 	minHold    time.Duration
@@ -78,7 +79,7 @@ the background when it ends is ended too.
 ` + exitHelp(),
 		Example: `  tenure run nightly -- ./bill.sh
   tenure run nightly --no-wait --min-hold 50s -- ./sync.sh       # in a crontab on many hosts
-  tenure run billing --slot 2026-11-30 --no-wait -- ./bill.sh    # once for that night
+  tenure run billing --slot 2026-11-30 --no-wait --skip-ok -- ./bill.sh  # once for that night
   tenure run import --stall-after 5m --progress /var/lib/import/offset -- ./import`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
@@ -113,6 +114,7 @@ the background when it ends is ended too.
 	flags.BoolVar(&f.wait, "wait", true, "wait until the lease is free")
 	flags.BoolVar(&f.noWait, "no-wait", false, "do not wait: if somebody else holds the lease, exit with code 75")
 	addDuration(flags, &f.waitFor, "wait-for", 0, time.Millisecond, store.MaxHold, "wait at most this long, then exit with code 75")
+	flags.BoolVar(&f.skipOK, "skip-ok", false, "if somebody else has the lease, or has done the slot, say nothing and exit with code 0: for cron and Kubernetes, which would report or repeat it")
 	addDuration(flags, &f.ttl, "ttl", defaultTTL, leastTTL, store.MaxTTL, "how long the lease lasts without a renewal, on the store's clock; it is renewed every third of it")
 	addDuration(flags, &f.grace, "grace", 0, 0, store.MaxTTL, "time between SIGTERM and SIGKILL; must fit into the margin, a fifth of the TTL (default half of the margin)")
 	addDuration(flags, &f.minHold, "min-hold", 0, 0, store.MaxHold, "keep the lease from everybody for this long after the start, even if COMMAND ends or all is killed")

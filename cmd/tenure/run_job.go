@@ -29,6 +29,8 @@ type job struct {
 	note *notebook
 	show *jobMetrics // nil if nothing is to be shown
 
+	tried bool // to start a command, once or more
+
 	mu       sync.Mutex
 	grace    time.Duration
 	margin   time.Duration
@@ -90,6 +92,9 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) (er
 	defer stop()
 	for {
 		again, err := j.once(ctx)
+		if f.skipOK && !j.tried && (errors.Is(err, store.ErrHeld) || errors.Is(err, store.ErrSlotDone)) {
+			return nil
+		}
 		if !again || f.onLoss != onLossAgain {
 			return asExit(explainHere(cmd, err))
 		}
@@ -211,6 +216,7 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	var outcome guardian.Outcome
 	if err == nil {
 		j.undoubted(ctx, t)
+		j.tried = true
 		outcome, err = j.command(ctx, t)
 	}
 	if errors.Is(err, guardian.ErrMayHaveRun) { // what it started may be beyond reach
