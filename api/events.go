@@ -11,10 +11,11 @@ type Events struct {
 
 // EventQuery chooses events. Its zero value is the whole ledger from its beginning.
 type EventQuery struct {
-	After int64
-	Node  string
-	Work  string
-	Kind  fleet.EventKind
-	Limit int  // 0 is the server's
-	Last  bool // the newest Limit, still in order
+	After  int64
+	Before int64 // 0 for no bound; with Last, the page before the one that begins there
+	Node   string
+	Work   string
+	Kind   fleet.EventKind
+	Limit  int  // 0 is the server's
+	Last   bool // the newest Limit, still in order
 }

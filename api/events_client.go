@@ -11,7 +11,6 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/tenurehq/tenure/fleet"
@@ -143,11 +142,11 @@ func (c *Client) Events(ctx context.Context, q EventQuery) (*Events, error) {
 // FollowEvents yields the events after q.After, and goes on as they happen until
 // ctx ends or the loop does. When a stream breaks, it opens another one, at the
 // next replica, after the last event that it yielded: none is lost or told
-// twice. Limit and Last are not used. It stops after the first error: a refusal,
+// twice. Before, Limit and Last are not used. It stops after the first error: a refusal,
 // or the context's.
 func (c *Client) FollowEvents(ctx context.Context, q EventQuery) iter.Seq2[fleet.Event, error] {
 	return func(yield func(fleet.Event, error) bool) {
-		q.Limit, q.Last = 0, false
+		q.Before, q.Limit, q.Last = 0, 0, false
 		wait := 100 * time.Millisecond
 		for {
 			before := q.After
@@ -201,16 +200,11 @@ func (c *Client) follow(ctx context.Context, q *EventQuery, yield func(fleet.Eve
 
 func (q *EventQuery) values() url.Values {
 	v := url.Values{}
-	if q.After != 0 {
-		v.Set("after", strconv.FormatInt(q.After, 10))
-	}
+	numbers(v, map[string]int64{"after": q.After, "before": q.Before, "limit": int64(q.Limit)})
 	for name, text := range map[string]string{"node": q.Node, "work": q.Work, "kind": string(q.Kind)} {
 		if text != "" {
 			v.Set(name, text)
 		}
-	}
-	if q.Limit != 0 {
-		v.Set("limit", strconv.Itoa(q.Limit))
 	}
 	if q.Last {
 		v.Set("last", "true")

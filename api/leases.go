@@ -141,10 +141,12 @@ type Term struct {
 	Why        string      `json:"why,omitempty"`
 }
 
-// History answers GET leases/history with the terms of a lease, newest first.
+// History answers GET leases/history with the terms of a lease, newest first. Next
+// is the "before" of the page that follows; 0 on the last one.
 type History struct {
-	Name  string `json:"name"`
-	Terms []Term `json:"terms"`
+	Name  string      `json:"name"`
+	Terms []Term      `json:"terms"`
+	Next  fence.Token `json:"next,omitzero"`
 }
 
 // Features answers GET leases/features; see store.Features.

@@ -153,11 +153,12 @@ type BeatMark struct {
 
 // TakeoverQuery chooses takeovers. Its zero value is all from the first.
 type TakeoverQuery struct {
-	After int64
-	Work  string
-	Node  string // that lost or got the item
-	Limit int    // 0 is the server's
-	Last  bool   // the newest Limit, still in order
+	After  int64
+	Before int64 // 0 for no bound; with Last, the page before the one that begins there
+	Work   string
+	Node   string // that lost or got the item
+	Limit  int    // 0 is the server's
+	Last   bool   // the newest Limit, still in order
 }
 
 // Takeovers answers GET takeovers, in order of their numbers. Next is the "after"

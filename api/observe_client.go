@@ -60,7 +60,7 @@ func (c *Client) Timeline(ctx context.Context, node string) (*Timeline, error) {
 // Takeovers returns takeovers of the ledger.
 func (c *Client) Takeovers(ctx context.Context, q TakeoverQuery) (*Takeovers, error) {
 	query := texts(map[string]string{"work": q.Work, "node": q.Node})
-	numbers(query, map[string]int64{"after": q.After, "limit": int64(q.Limit)})
+	numbers(query, map[string]int64{"after": q.After, "before": q.Before, "limit": int64(q.Limit)})
 	if q.Last {
 		query.Set("last", "true")
 	}

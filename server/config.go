@@ -49,7 +49,8 @@ type Config struct {
 	// Default fleet.NodeFlapRule.
 	Flap fleet.FlapRule
 	// Retention is what the ledger keeps. Default 30 days and a million events;
-	// work that ended for 7 days.
+	// work that ended for 7 days; nodes that were removed for a day. Takeovers are kept
+	// as long as events, and as long as Takeover.Flap asks for them.
 	Retention registry.Retention
 	// Brake is when the observer doubts itself.
 	Brake fleet.BrakeConfig
@@ -72,7 +73,12 @@ func (c Config) withDefaults() (Config, error) {
 	c.Takeover.Wait = max(c.Interval-c.Reconcile-c.tick()-c.Window, time.Millisecond)
 	c.Takeover = c.Takeover.Filled()
 	c.Flap = cmp.Or(c.Flap, fleet.NodeFlapRule())
-	c.Retention = cmp.Or(c.Retention, registry.Retention{Events: 30 * 24 * time.Hour, MaxEvents: 1_000_000, Ended: 7 * 24 * time.Hour, Removed: 24 * time.Hour})
+	c.Retention.Events = cmp.Or(c.Retention.Events, 30*24*time.Hour)
+	c.Retention.MaxEvents = cmp.Or(c.Retention.MaxEvents, 1_000_000)
+	c.Retention.Ended = cmp.Or(c.Retention.Ended, 7*24*time.Hour)
+	c.Retention.Removed = cmp.Or(c.Retention.Removed, 24*time.Hour)
+	// Who judges whether an item flaps asks for its last takeovers.
+	c.Retention.Takeovers = max(c.Retention.Events, c.Takeover.Flap.Window+c.Takeover.Flap.Quiet)
 	c.Brake.Window = cmp.Or(c.Brake.Window, time.Duration(c.SuspectAfter)*c.Interval)
 	if c.Name == "" {
 		host, err := os.Hostname()

@@ -58,12 +58,13 @@ func (in *streamInput) filter() (registry.EventFilter, error) {
 }
 
 type eventsInput struct {
-	After int64  `query:"after" minimum:"0" maximum:"9223372036854775807" doc:"the number after which the page begins"`
-	Node  string `query:"node" doc:"of this node only"`
-	Work  string `query:"work" doc:"of this work item only"`
-	Kind  string `query:"kind" doc:"of this kind only"`
-	Limit int    `query:"limit" minimum:"1" maximum:"1000" doc:"events on the page; 1000 if left out"`
-	Last  bool   `query:"last" doc:"the newest ones, still in order"`
+	After  int64  `query:"after" minimum:"0" maximum:"9223372036854775807" doc:"the number after which the page begins"`
+	Before int64  `query:"before" minimum:"0" maximum:"9223372036854775807" doc:"the number before which the page ends; 0 for no bound. With last it goes backwards: the next page is before the first number of this one"`
+	Node   string `query:"node" doc:"of this node only"`
+	Work   string `query:"work" doc:"of this work item only"`
+	Kind   string `query:"kind" doc:"of this kind only"`
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"events on the page; 1000 if left out"`
+	Last   bool   `query:"last" doc:"the newest ones, still in order"`
 }
 
 func (h *handler) events(ctx context.Context, in *eventsInput) (*of[api.Events], error) {
@@ -71,7 +72,7 @@ func (h *handler) events(ctx context.Context, in *eventsInput) (*of[api.Events],
 	if err != nil {
 		return nil, err
 	}
-	f.Limit, f.Last = in.Limit, in.Last
+	f.Before, f.Limit, f.Last = in.Before, in.Limit, in.Last
 	events, err := h.reg.Events(ctx, f)
 	if err != nil {
 		return nil, err

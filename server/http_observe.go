@@ -76,11 +76,12 @@ func (h *handler) timeline(ctx context.Context, in *workInput) (*of[api.Timeline
 }
 
 type takeoversInput struct {
-	After int64  `query:"after" minimum:"0" maximum:"9223372036854775807" doc:"the number after which the page begins"`
-	Work  string `query:"work" doc:"of this work item only"`
-	Node  string `query:"node" doc:"only those in which this node lost or got an item"`
-	Limit int    `query:"limit" minimum:"1" maximum:"1000" doc:"takeovers on the page; 1000 if left out"`
-	Last  bool   `query:"last" doc:"the newest ones, still in order"`
+	After  int64  `query:"after" minimum:"0" maximum:"9223372036854775807" doc:"the number after which the page begins"`
+	Before int64  `query:"before" minimum:"0" maximum:"9223372036854775807" doc:"the number before which the page ends; 0 for no bound"`
+	Work   string `query:"work" doc:"of this work item only"`
+	Node   string `query:"node" doc:"only those in which this node lost or got an item"`
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"takeovers on the page; 1000 if left out"`
+	Last   bool   `query:"last" doc:"the newest ones, still in order"`
 }
 
 func (h *handler) takeovers(ctx context.Context, in *takeoversInput) (*of[api.Takeovers], error) {
@@ -92,7 +93,7 @@ func (h *handler) takeovers(ctx context.Context, in *takeoversInput) (*of[api.Ta
 			return nil, err
 		}
 	}
-	taken, err := h.reg.Takeovers(ctx, registry.TakeoverFilter{After: in.After, Work: in.Work, Node: in.Node, Limit: in.Limit, Last: in.Last})
+	taken, err := h.reg.Takeovers(ctx, registry.TakeoverFilter{After: in.After, Before: in.Before, Work: in.Work, Node: in.Node, Limit: in.Limit, Last: in.Last})
 	if err != nil {
 		return nil, err
 	}

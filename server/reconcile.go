@@ -647,13 +647,42 @@ func (r *reconciler) look(ctx context.Context, nodes []fleet.Node, now time.Time
 		return err
 	}
 	r.stuck = stuck
-	if now.Sub(r.prune) > time.Hour {
+	if now.Sub(r.prune) < pruneEvery {
+		return nil
+	}
+	more, err := r.forgetOld(ctx)
+	if err == nil && !more {
 		r.prune = now
-		if _, err := r.reg.Prune(ctx, r.cfg.Retention); err != nil {
-			return err
+	}
+	return err
+}
+
+const (
+	// pruneEvery is the time between two prunings of history.
+	pruneEvery = time.Hour
+	// pruneBatches is how many transactions one look spends on it.
+	pruneBatches = 10
+)
+
+// forgetOld drops history that is older than what is kept, and says whether there
+// may be more of it.
+func (r *reconciler) forgetOld(ctx context.Context) (more bool, err error) {
+	more = true
+	for range pruneBatches {
+		var n int64
+		var v registry.Verdict
+		n, more, v, err = r.reg.Prune(ctx, r.fence, r.cfg.Retention)
+		if err = cmp.Or(err, deposed(v)); err != nil {
+			return false, err
+		}
+		if n > 0 {
+			r.log.Debug("history pruned", "rows", n)
+		}
+		if !more {
+			break
 		}
 	}
-	return nil
+	return more, nil
 }
 
 func sortedKeys[K cmp.Ordered](keys iter.Seq[K], by func(a, b K) int) []K {

@@ -42,6 +42,10 @@ func newEvents() *cobra.Command {
 it happens, until interrupted; a server that goes away is waited for, and no entry is
 lost or told twice. With --follow -o json each line is an object.
 
+Pages: -o json shows the number of each entry as "seq". Give the first one to --before
+for the page before it, or the last one to --after for the page after it. How long
+entries are kept is the server's --keep-events.
+
 ` + serverHelp,
 		Args: cobra.NoArgs,
 	}
@@ -51,6 +55,7 @@ lost or told twice. With --follow -o json each line is an object.
 	flags.StringVar(&q.Work, "work", "", "of this work item only")
 	flags.StringVar(&kind, "kind", "", "of this kind only, such as work_takeover")
 	flags.Int64Var(&q.After, "after", 0, "begin after the entry with this number, in place of the last ones")
+	flags.Int64Var(&q.Before, "before", 0, "show the entries before the one with this number")
 	flags.IntVar(&q.Limit, "limit", 50, "entries to show at first, from 0 with --follow, else from 1, to 1000")
 	must(cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(kindNames(), cobra.ShellCompDirectiveNoFileComp)))
 	use, out := addServer(cmd), addFormat(cmd)
@@ -73,6 +78,10 @@ lost or told twice. With --follow -o json each line is an object.
 			return failf(exitUsage, "--limit %d: must be from %d to %d", q.Limit, least, most)
 		case q.After < 0:
 			return failf(exitUsage, "--after %d: must be the number of an event, or 0", q.After)
+		case q.Before < 0:
+			return failf(exitUsage, "--before %d: must be the number of an event, or 0", q.Before)
+		case q.Before > 0 && follow:
+			return failf(exitUsage, "--before and --follow exclude each other: what is to come is before nothing")
 		}
 		q.Last = !cmd.Flags().Changed("after")
 		first := func(ctx context.Context, c *api.Client, limit int) (*api.Events, error) {

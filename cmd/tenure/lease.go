@@ -227,13 +227,19 @@ type termJSON struct {
 }
 
 func newLeaseHistory() *cobra.Command {
-	limit := 0
+	var limit int
+	var before, after int64
 	cmd := &cobra.Command{
 		Use:   "history NAME",
 		Short: "Show the terms of a lease, newest first",
-		Args:  oneName,
+		Long: `Show the terms of a lease, newest first: who held it, when, and how each ended.
+Renewals make no entry. Stores keep the newest 100 terms of a lease. Pages: give the
+last token of one to --before for the next.`,
+		Args: oneName,
 	}
 	cmd.Flags().IntVar(&limit, "limit", 0, "show at most this many terms (0: all that the store keeps)")
+	cmd.Flags().Int64Var(&before, "before", 0, "show terms with smaller tokens than this")
+	cmd.Flags().Int64Var(&after, "after", 0, "show terms with larger tokens than this")
 	timeout, out := addTimeout(cmd), addFormat(cmd)
 	cmd.ValidArgsFunction = completeNames
 	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, args []string) error {
@@ -242,6 +248,11 @@ func newLeaseHistory() *cobra.Command {
 		}
 		if limit < 0 {
 			return failf(exitUsage, "limit %d: must be 0 or more", limit)
+		}
+		for flag, token := range map[string]int64{"before": before, "after": after} {
+			if token < 0 {
+				return failf(exitUsage, "--%s %d: must be a token, or 0", flag, token)
+			}
 		}
 		return withStore(ctx, cmd, *timeout, func(ctx context.Context, st store.Store) error {
 			keeper, ok := st.(store.Historian)
@@ -253,6 +264,9 @@ func newLeaseHistory() *cobra.Command {
 			for t, err := range keeper.History(ctx, args[0]) {
 				if err != nil {
 					return fmt.Errorf("history of %q: %w", args[0], err)
+				}
+				if before > 0 && int64(t.Token) >= before || int64(t.Token) <= after {
+					continue
 				}
 				terms = append(terms, termJSON{t.Name, t.Token, t.Holder, instant(t.AcquiredAt), instant(t.EndedAt), t.End, t.Why})
 				rows = append(rows, []string{t.Token.String(), t.Holder, clockTime(t.AcquiredAt), clockTime(t.EndedAt), t.End, t.Why})

@@ -53,6 +53,12 @@ func TestLeaseGolden(t *testing.T) {
 			t.Errorf("%s: got %q, which is not JSON", args, r.out)
 		}
 	}
+	for _, page := range []string{"--before=1", "--after=100"} {
+		if r := cli(t, "lease", "history", "jobs/nightly", page, "-o", "json", "--store", path); r.code != exitOK || strings.Contains(r.out, `"token"`) {
+			t.Errorf("history %s: got %d, %q, want no terms", page, r.code, r.out)
+		}
+	}
+	cli(t, "lease", "history", "jobs/nightly", "--before=-1", "--store", path).want(t, exitUsage, "--before -1")
 	if r := cli(t, "lease", "history", "jobs/nightly", "--limit", "1", "-o", "json", "--store", path); strings.Count(r.out, `"token"`) != 1 {
 		t.Errorf("--limit 1: got %s", r.out)
 	}

@@ -39,6 +39,8 @@ func TestUsageErrors(t *testing.T) {
 		{"lease watch a%2Fb", []string{`name "a%2Fb"`}},
 		{"lease ls a%", []string{`prefix "a%"`}},
 		{"lease get a --timeout 10", []string{`"10"`, "--timeout", "units", "from 100ms to 1h"}},
+		{"events --before 5 --follow", []string{"--before and --follow"}},
+		{"events --before -1", []string{"--before -1"}},
 		{"lease history a --limit -1", []string{"limit -1", "0 or more"}},
 		{"lease revoke a", []string{"reason"}},
 		{"lease revoke a --reason x", []string{"--token", "tenure lease get a"}},

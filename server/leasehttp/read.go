@@ -49,19 +49,32 @@ func (h handlers) list(ctx context.Context, in *listInput) (*of[api.Leases], err
 	return answer(page), nil
 }
 
-func (h handlers) history(ctx context.Context, in *nameInput) (*of[api.History], error) {
+type historyInput struct {
+	Name   string `query:"name" required:"true" doc:"the name of the lease"`
+	Before int64  `query:"before" minimum:"0" maximum:"9223372036854775807" doc:"the token before which the page begins; 0 for the newest"`
+	After  int64  `query:"after" minimum:"0" maximum:"9223372036854775807" doc:"the token at which it ends, which is not on it"`
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"terms on the page; all that the store keeps if left out"`
+}
+
+func (h handlers) history(ctx context.Context, in *historyInput) (*of[api.History], error) {
 	historian, ok := h.st.(store.Historian)
 	if !ok {
 		return nil, unsupported("keeps no past terms")
 	}
-	terms := []api.Term{}
+	page := api.History{Name: in.Name, Terms: []api.Term{}}
 	for term, err := range historian.History(ctx, in.Name) {
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
+		case in.Before > 0 && int64(term.Token) >= in.Before || int64(term.Token) <= in.After:
+			continue
+		case in.Limit > 0 && len(page.Terms) == in.Limit:
+			page.Next = page.Terms[in.Limit-1].Token
+			return answer(page), nil
 		}
-		terms = append(terms, api.NewTerm(term))
+		page.Terms = append(page.Terms, api.NewTerm(term))
 	}
-	return answer(api.History{Name: in.Name, Terms: terms}), nil
+	return answer(page), nil
 }
 
 type slotInput struct {

@@ -60,6 +60,13 @@ func (w *where) add(condition string, arg any) {
 	w.conditions = append(w.conditions, strings.ReplaceAll(condition, "?", fmt.Sprintf("$%d", len(w.args))))
 }
 
+// before keeps what has a smaller seq than an entry; 0 keeps all.
+func (w *where) before(seq int64) {
+	if seq > 0 {
+		w.add("seq < ?", seq)
+	}
+}
+
 // page returns a query in order of seq, or for the last rows backwards.
 func (w *where) page(columns, table string, n int, last bool) string {
 	order := " ORDER BY seq"
@@ -113,6 +120,7 @@ func (t *tx) complete() (int64, error) {
 func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, error) {
 	var w where
 	w.add("seq > ?", f.After)
+	w.before(f.Before)
 	if f.Node != "" {
 		w.add("node <> '' AND node = ?", f.Node)
 	}
@@ -166,17 +174,19 @@ type Taken struct {
 
 // TakeoverFilter chooses takeovers.
 type TakeoverFilter struct {
-	After int64  // Seq
-	Work  string // "" for all
-	Node  string // that lost or got it; "" for all
-	Limit int    // 0: 1,000
-	Last  bool   // the newest Limit, still in order of Seq
+	After  int64  // Seq
+	Before int64  // Seq; 0 for no bound
+	Work   string // "" for all
+	Node   string // that lost or got it; "" for all
+	Limit  int    // 0: 1,000
+	Last   bool   // the newest Limit, still in order of Seq
 }
 
 // Takeovers returns takeovers in order of Seq.
 func (r *Registry) Takeovers(ctx context.Context, f TakeoverFilter) ([]Taken, error) {
 	var w where
 	w.add("seq > ?", f.After)
+	w.before(f.Before)
 	if f.Work != "" {
 		w.add("work = ?", f.Work)
 	}
@@ -214,56 +224,73 @@ func (r *Registry) MarkRedirected(ctx context.Context, work string, token fence.
 
 // Retention says what Prune keeps. A zero age or number keeps all.
 type Retention struct {
-	Events    time.Duration // age of events and takeovers
+	Events    time.Duration // age of events
+	Takeovers time.Duration // age of takeovers: rules of flapping ask about recent ones
 	MaxEvents int64
 	Ended     time.Duration // age of the end of work
 	Removed   time.Duration // age of the removal of nodes
 }
 
-// pruneMost is how many rows of a kind one Prune deletes.
-const pruneMost = 10_000
+// PruneBatch is how many rows of a kind one Prune deletes at most: a transaction
+// that holds up nobody for long.
+const PruneBatch = 1000
 
-// Prune deletes what a retention does not keep, at most 10,000 rows of each kind,
-// and returns how many rows it deleted; call it again while that is much. The
-// tokens of items that come later begin above those of the deleted ones.
-func (r *Registry) Prune(ctx context.Context, keep Retention) (int64, error) {
-	var deleted int64
-	err := r.transact(ctx, "prune", writing, func(t *tx) (bool, error) {
+// running are the takeovers k that are under way: recorded, and the item neither
+// started by its new owner nor ended.
+const running = `SELECT 1 FROM {s}fleet_takeover k JOIN {s}fleet_work w ON w.id = k.work
+	WHERE k.started_us = 0 AND w.state NOT IN ('succeeded', 'failed', 'stopped') AND w.token = CASE WHEN k.to_token > 0 THEN k.to_token ELSE k.from_token END`
+
+// Prune deletes, under a term, some of what a retention does not keep, oldest
+// first, and says how many rows that were and whether there may be more: then call
+// it again. The record of a takeover that is still under way is kept, and its event
+// too, whatever their age. The tokens of items that come later begin above those of
+// the deleted ones. The verdict's code is stale_token if the term is over.
+func (r *Registry) Prune(ctx context.Context, f Fence, keep Retention) (deleted int64, more bool, _ Verdict, _ error) {
+	v, err := r.decide(ctx, "prune", f, "", func(t *tx) (Verdict, error) {
 		prune := func(table, key, condition string, arg int64) error {
-			n, err := t.exec("DELETE FROM {s}"+table+" WHERE "+key+" IN (SELECT "+key+" FROM {s}"+table+" WHERE "+condition+fmt.Sprintf(" ORDER BY %s LIMIT %d)", key, pruneMost), arg)
-			deleted += n
+			n, err := t.exec("DELETE FROM {s}"+table+" WHERE "+key+" IN (SELECT "+key+" FROM {s}"+table+" x WHERE "+condition+fmt.Sprintf(" ORDER BY %s LIMIT %d)", key, PruneBatch), arg)
+			deleted, more = deleted+n, more || n == PruneBatch
 			return err
 		}
 		before := func(age time.Duration) int64 { return t.wall - age.Microseconds() }
+		const settled = " AND NOT (x.kind = '" + string(fleet.EventTakeover) + "' AND EXISTS (" + running + " AND k.work = x.work AND k.to_token = x.token))"
 		if keep.Ended > 0 {
 			// The floor is raised first, so that nobody begins below it meanwhile.
 			const ended = "state IN ('succeeded', 'failed', 'stopped') AND ended_us < $1"
 			if _, err := t.exec("UPDATE {s}fleet_floor SET token = {greatest}(token, (SELECT coalesce(max(token), 0) FROM {s}fleet_work WHERE "+ended+"))", before(keep.Ended)); err != nil {
-				return false, err
+				return Verdict{}, err
 			}
 			if err := prune("fleet_work", "id", ended, before(keep.Ended)); err != nil {
-				return false, err
+				return Verdict{}, err
 			}
 		}
 		if keep.Removed > 0 {
 			if err := prune("fleet_node", "id", "removed_us > 0 AND removed_us < $1", before(keep.Removed)); err != nil {
-				return false, err
+				return Verdict{}, err
 			}
 		}
 		if keep.Events > 0 {
-			if err := prune("fleet_event", "seq", "at_us < $1", before(keep.Events)); err != nil {
-				return false, err
+			// Up to the first that is young enough, for which no index is needed: the order
+			// of numbers is that of time, as long as the database's clock is not set back.
+			const old = "seq < coalesce((SELECT seq FROM {s}fleet_event WHERE at_us >= $1 ORDER BY seq LIMIT 1), 9223372036854775807)"
+			if err := prune("fleet_event", "seq", old+settled, before(keep.Events)); err != nil {
+				return Verdict{}, err
 			}
-			if err := prune("fleet_takeover", "seq", "recorded_us < $1", before(keep.Events)); err != nil {
-				return false, err
+		}
+		if keep.Takeovers > 0 {
+			if err := prune("fleet_takeover", "seq", "recorded_us < $1 AND NOT EXISTS ("+running+" AND k.seq = x.seq)", before(keep.Takeovers)); err != nil {
+				return Verdict{}, err
 			}
 		}
 		if keep.MaxEvents > 0 {
-			if err := prune("fleet_event", "seq", "seq <= (SELECT max(seq) FROM {s}fleet_event) - $1", keep.MaxEvents); err != nil {
-				return false, err
+			if err := prune("fleet_event", "seq", "seq <= (SELECT max(seq) FROM {s}fleet_event) - $1"+settled, keep.MaxEvents); err != nil {
+				return Verdict{}, err
 			}
 		}
-		return true, nil
+		return Verdict{}, nil
 	})
-	return deleted, err
+	if err != nil || v.Code != "" {
+		deleted, more = 0, false
+	}
+	return deleted, more, v, err
 }

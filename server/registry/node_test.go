@@ -334,8 +334,8 @@ func TestRemove(t *testing.T) {
 		if len(delta) != 1 || !delta[0].Removed || len(all) != 0 {
 			t.Errorf("removed: got %+v and %+v, want it in the delta and not in all", delta, all)
 		}
-		n, err := b.Prune(b.ctx, registry.Retention{Removed: 1})
-		must(t, err)
+		n, _, v, err := b.Prune(b.ctx, registry.Fence{}, registry.Retention{Removed: 1})
+		b.code("", v, err)
 		b.join("n1", "i1", 4)
 		after, _, err := b.Orders(b.ctx, "n1")
 		must(t, err)

@@ -126,10 +126,11 @@ type Filter struct {
 
 // EventFilter chooses events.
 type EventFilter struct {
-	After int64 // Seq
-	Node  string
-	Work  string
-	Kind  fleet.EventKind
-	Limit int  // 0: 1,000
-	Last  bool // the newest Limit events, still in order of Seq
+	After  int64 // Seq
+	Before int64 // Seq; 0 for no bound
+	Node   string
+	Work   string
+	Kind   fleet.EventKind
+	Limit  int  // 0: 1,000
+	Last   bool // the newest Limit events, still in order of Seq
 }

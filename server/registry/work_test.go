@@ -447,16 +447,16 @@ func TestTokensGrowThroughPrune(t *testing.T) {
 		l := b.node("n1", 9)
 		b.run("w", "n1", l, true)
 		b.code("", b.report("w", "n1", 1, l, fleet.Succeeded), nil)
-		deleted, err := b.Prune(b.ctx, registry.Retention{Ended: 1})
-		must(t, err)
+		deleted, _, v, err := b.Prune(b.ctx, registry.Fence{}, registry.Retention{Ended: 1})
+		b.code("", v, err)
 		if deleted != 1 {
 			t.Errorf("deleted: got %d, want 1", deleted)
 		}
-		v, err := b.SubmitTo(b.ctx, spec("w", true), registry.Placement{Node: "n1", Lease: l})
+		v, err = b.SubmitTo(b.ctx, spec("w", true), registry.Placement{Node: "n1", Lease: l})
 		b.code("", v, err)
 		b.is("w", fleet.Placed, "n1", 2)
-		n, err := b.Prune(b.ctx, registry.Retention{MaxEvents: 2})
-		must(t, err)
+		n, _, v, err := b.Prune(b.ctx, registry.Fence{}, registry.Retention{MaxEvents: 2})
+		b.code("", v, err)
 		if got := b.kinds(registry.EventFilter{}); len(got) != 2 || n == 0 {
 			t.Errorf("events: got %v after %d were deleted, want 2", got, n)
 		}
