@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,6 +41,25 @@ func sampled(t *testing.T, text []byte, lease string) map[string]float64 {
 		t.Fatalf("%v in %q", err, text)
 	}
 	return valuesOf(families, lease)
+}
+
+// conventional holds an exposition to the conventions of Prometheus, by promtool too
+// if that is here.
+func conventional(t *testing.T, text []byte) {
+	t.Helper()
+	if problems, err := promlint.New(bytes.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v %v", problems, err)
+	}
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Log("promtool is not here; its library was asked")
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), tool, "check", "metrics")
+	cmd.Stdin = bytes.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("promtool check metrics: %v: %s", err, out)
+	}
 }
 
 func valuesOf(families map[string]*dto.MetricFamily, lease string) map[string]float64 {
@@ -95,7 +115,7 @@ func (g *gateway) group(result string) map[string]float64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for path, values := range g.groups {
-		if strings.HasPrefix(path, "PUT /metrics/job/") && strings.HasSuffix(path, "/result/"+result) {
+		if strings.HasPrefix(path, "PUT /metrics/job/") && strings.Contains(path+"/", "/result/"+result+"/") { // in some order
 			return maps.Clone(values)
 		}
 	}
@@ -149,9 +169,7 @@ func TestRunMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if problems, err := promlint.New(bytes.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
-		t.Errorf("lint: %v %v", problems, err)
-	}
+	conventional(t, text)
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o644 {
 		t.Errorf("file: %v %v, want one that another user may read", info.Mode(), err)
 	}
@@ -354,9 +372,23 @@ func TestC77Agent(t *testing.T) {
 		return v["tenure_lease_held"] == 1 && v["tenure_lease_acquired_total"] == 2
 	})
 	_, text := ask("/metrics")
-	if problems, err := promlint.New(bytes.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
-		t.Errorf("lint: %v %v", problems, err)
+	conventional(t, text)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.Replace(url, "tenure://", "http://", 1)+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("metrics of the server: %d, %v", resp.StatusCode, err)
+	}
+	conventional(t, served)
 	for _, want := range []string{
 		"tenure_build_info{", "tenure_agent_work 0", "tenure_agent_fenced 0", `tenure_agent_events_total{code="no_contact",kind="lease_lost"} 1`,
 		`tenure_keeper_renewals_total{code="ok"}`, "tenure_keeper_renewal_duration_seconds_count", "go_goroutines",
