@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/tenurehq/tenure/api"
 	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/internal/clock"
+	"github.com/tenurehq/tenure/server/registry"
 	"github.com/tenurehq/tenure/store"
 )
 
@@ -109,9 +112,9 @@ func TestMetricsBounded(t *testing.T) {
 	b.brakes.Store(&states)
 	b.counts.add("placement", "insufficient_a")
 	b.counts.addN("placement", "insufficient_b", 2)
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(newMetrics(b.Server, "v"))
-	families, err := registry.Gather()
+	pedantic := prometheus.NewPedanticRegistry()
+	pedantic.MustRegister(newMetrics(b.Server, "v"))
+	families, err := pedantic.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,5 +227,52 @@ func TestTally(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, func() { c.add("beat", "3") }); n != 0 {
 		t.Errorf("a count that is known takes %v allocations, want 0", n)
+	}
+}
+
+// BenchmarkCount is what a beat pays for being counted.
+func BenchmarkCount(b *testing.B) {
+	var c counts
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			c.add("beat", "")
+		}
+	})
+}
+
+// BenchmarkScrape is one scrape of a fleet of 10,000.
+func BenchmarkScrape(b *testing.B) {
+	bed := newIdleBed(b, Config{}, HTTPConfig{})
+	for i := range 10_000 {
+		n := bed.in.slot(fmt.Sprint("n", i))
+		n.row = &registry.Node{ID: n.id, Incarnation: "i", Facts: fleet.Facts{Readiness: fleet.Readiness{Ready: true}}}
+		n.see(fleet.Lease{State: fleet.LeaseHeld, Token: 1, Remaining: time.Hour}, clock.Now().Boot)
+	}
+	h := bed.Handler(HTTPConfig{})
+	size := 0
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(b.Context(), http.MethodGet, "http://localhost/metrics", nil))
+		if w.Code != http.StatusOK {
+			b.Fatalf("status %d", w.Code)
+		}
+		size = w.Body.Len()
+	}
+	b.ReportMetric(float64(size), "bytes/scrape")
+}
+
+// BenchmarkHindsight is one look at 10,000 nodes, of which there are ten in the time
+// until suspicion.
+func BenchmarkHindsight(b *testing.B) {
+	nodes := make([]fleet.Node, 10_000)
+	for i := range nodes {
+		nodes[i] = fleet.Node{ID: fmt.Sprint("n", i), Liveness: fleet.Alive, Lease: fleet.Lease{State: fleet.LeaseHeld, Token: 1, Remaining: time.Hour}, Facts: fleet.Facts{Readiness: fleet.Readiness{Ready: true}}}
+		if i%20 == 0 {
+			nodes[i].Liveness = fleet.Suspect
+		}
+	}
+	h := newHindsight()
+	for b.Loop() {
+		h.look(nodes, fleet.Conditions{}, time.Now(), 30*time.Second)
 	}
 }
