@@ -38,6 +38,9 @@ type HTTPConfig struct {
 	// Sources says where settings come from, by the names that GET config shows:
 	// flag, environment or file. A setting that is not in it is a default.
 	Sources map[string]string
+	// Tables, if set, reads the guarded tables of applications for the metrics. It is
+	// called when they are asked for, at most once each 15 s, and has 2 s.
+	Tables func(context.Context) ([]TableRefusals, error)
 }
 
 // handler serves a replica over HTTP.

@@ -23,7 +23,7 @@ func (h *handler) metrics() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		newMetrics(h.Server, h.opts.Version),
+		newMetrics(h.Server, h.opts.Version), newTables(h.opts.Tables),
 	)
 	registry.MustRegister(h.st.collectors()...)
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError, MaxRequestsInFlight: 4})

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/tenurehq/tenure/api"
@@ -206,6 +208,41 @@ func TestBriefExclusions(t *testing.T) {
 		if len(h.nodes) != 0 {
 			t.Errorf("%s: %d nodes are remembered that are gone", tc.name, len(h.nodes))
 		}
+	}
+}
+
+// TestTables: refusals of guarded tables are read seldom, and are not shown while
+// they cannot be read.
+func TestTables(t *testing.T) {
+	t.Parallel()
+	var reads int
+	var failing error
+	tables := newTables(func(context.Context) ([]TableRefusals, error) {
+		reads++
+		return []TableRefusals{{Table: "public.jobs", Guarding: true, Refused: map[string]int64{"stale": 3}}}, failing
+	})
+	want := `
+# HELP tenure_table_guarded Whether the guard of such a table is in force.
+# TYPE tenure_table_guarded gauge
+tenure_table_guarded{table="public.jobs"} 1
+# HELP tenure_table_refusals_total Stale writes that a guarded table of an application refused, by reason; not there while the database does not tell.
+# TYPE tenure_table_refusals_total counter
+tenure_table_refusals_total{reason="stale",table="public.jobs"} 3
+`
+	for range 3 {
+		if err := testutil.CollectAndCompare(tables, strings.NewReader(want)); err != nil {
+			t.Error(err)
+		}
+	}
+	if reads != 1 {
+		t.Errorf("read %d times at once, want once", reads)
+	}
+	tables.at, failing = tables.at.Add(-tablesAge), store.ErrUnavailable
+	if n := testutil.CollectAndCount(tables); n != 0 || reads != 2 {
+		t.Errorf("unreadable: %d values after %d readings, want none after 2", n, reads)
+	}
+	if n := testutil.CollectAndCount(newTables(nil)); n != 0 {
+		t.Errorf("without tables: %d values", n)
 	}
 }
 

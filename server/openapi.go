@@ -64,7 +64,7 @@ func (h *handler) describeMetrics(a huma.API) {
 	op := operation(http.MethodGet, "/metrics", "metrics", leasehttp.Read, "what this replica counts and measures, in the text format of Prometheus")
 	op.Tags = []string{"metrics"}
 	text := "Beside those of the process and of the Go runtime:"
-	texts := slices.Concat(newMetrics(h.Server, "").texts, h.st.texts)
+	texts := slices.Concat(newMetrics(h.Server, "").texts, h.st.texts, newTables(nil).texts)
 	slices.SortFunc(texts, func(a, b metricText) int { return strings.Compare(a.name, b.name) })
 	for _, m := range texts {
 		text += "\n- `" + m.name + "`: " + m.help

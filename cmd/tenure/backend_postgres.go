@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/tenurehq/tenure/server"
 	"github.com/tenurehq/tenure/server/registry"
 	"github.com/tenurehq/tenure/store/postgres"
 )
@@ -29,6 +30,19 @@ type postgresBackend struct {
 // Fleet implements fleetBackend.
 func (b *postgresBackend) Fleet() (*registry.Registry, error) {
 	return registry.New(b.db, registry.Config{Dialect: registry.Postgres})
+}
+
+// refusals reads the guarded tables of applications, for the metrics of a server.
+func (b *postgresBackend) refusals(ctx context.Context) ([]server.TableRefusals, error) {
+	guarded, err := b.Guarded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]server.TableRefusals, len(guarded))
+	for i, g := range guarded {
+		all[i] = server.TableRefusals{Table: g.Table, Guarding: g.Enabled, Refused: g.Refused}
+	}
+	return all, nil
 }
 
 // connectPostgres prepares connections to the server at url. None is made

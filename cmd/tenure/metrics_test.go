@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -205,6 +206,44 @@ func TestRunMetrics(t *testing.T) {
 	cli(t, args("--metrics-textfile", "/nowhere/job.prom", "--", "true")...).want(t, exitUsage, "metrics file", "/nowhere/job.prom")
 	cli(t, args("--metrics-push", "ftp://x", "--", "true")...).want(t, exitUsage, "--metrics-push", "Pushgateway")
 	cli(t, "agent", "--metrics-addr", "192.0.2.1:80").want(t, exitUsage, "--metrics-addr", "127.0.0.1:7471")
+}
+
+// TestServerShowsRefusals: what a guarded table of an application refuses is a metric
+// of the servers over that database.
+func TestServerShowsRefusals(t *testing.T) {
+	t.Parallel()
+	address := serverStore(t)
+	conn, err := pgx.Connect(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	exec := func(statement string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), statement); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	exec("CREATE TABLE jobs (id int PRIMARY KEY, status text); INSERT INTO jobs VALUES (1, 'running')")
+	for _, verb := range [][]string{{"install"}, {"guard", "jobs", "--add-columns"}} {
+		cli(t, append(append([]string{"fence"}, verb...), "--store", address)...).want(t, exitOK)
+	}
+	exec("UPDATE jobs SET status = 'done'") // states no token, and changes nothing
+	_, url := startServer(t, "--store", address)
+	until(t, "the refusal in the metrics", func() bool {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.Replace(url, "tenure://", "http://", 1)+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		return strings.Contains(string(text), `tenure_table_refusals_total{reason="not_stated",table="public.jobs"} 1`) &&
+			strings.Contains(string(text), `tenure_table_guarded{table="public.jobs"} 1`)
+	})
 }
 
 // TestC77RunTextfile reads the file ten times a second while a runner loses its lease

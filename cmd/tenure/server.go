@@ -204,7 +204,13 @@ func openPlane(ctx context.Context, loc location, s *serverSettings, sources map
 		p.closeDB()
 		return nil, listenError(s.listen.Address, err)
 	}
-	p.handler = p.tracing.handler(p.srv.Handler(server.HTTPConfig{Tokens: tokens, Version: buildVersion().Version, Sources: sources}))
+	served := server.HTTPConfig{Tokens: tokens, Version: buildVersion().Version, Sources: sources}
+	if db, ok := st.(interface {
+		refusals(context.Context) ([]server.TableRefusals, error)
+	}); ok {
+		served.Tables = db.refusals
+	}
+	p.handler = p.tracing.handler(p.srv.Handler(served))
 	if p.pages {
 		p.handler = dashboard.New(dashboard.Config{API: p.handler, Logger: s.cfg.Logger})
 	}
