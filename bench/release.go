@@ -164,7 +164,7 @@ func oneShutdown(ctx context.Context, st store.Store, prefix string, n int, drai
 			work.Go(func() {
 				<-term.Context().Done()
 				if drain > 0 {
-					time.Sleep(drain * time.Duration(i+1) / time.Duration(n))
+					<-time.After(drain * time.Duration(i+1) / time.Duration(n)) // its last work
 				}
 				_ = term.Release(context.WithoutCancel(ctx)) // Run names what was not released
 			})
