@@ -72,19 +72,29 @@ func demoDir(t *testing.T, out string) string {
 // should be.
 func nothingLeft(t *testing.T, dir string, removed bool) {
 	t.Helper()
-	all, err := tree.Table()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range all {
-		text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID), "cmdline"))
-		if strings.Contains(string(text), dir) && !p.Dead() {
-			t.Errorf("process %d is left: %q", p.PID, text)
-		}
+	for pid, text := range leftOf(t, dir) {
+		t.Errorf("process %d is left: %q", pid, text)
 	}
 	if _, err := os.Stat(dir); os.IsNotExist(err) != removed {
 		t.Errorf("directory %s: got %v, want it removed: %v", dir, err, removed)
 	}
+}
+
+// leftOf returns the command lines of the processes of a demo in dir.
+func leftOf(t *testing.T, dir string) map[int]string {
+	t.Helper()
+	all, err := tree.Table()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := map[int]string{}
+	for _, p := range all {
+		text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID), "cmdline"))
+		if strings.Contains(string(text), dir) && !p.Dead() {
+			left[p.PID] = string(text)
+		}
+	}
+	return left
 }
 
 // Ctrl-C ends every process, the paused ones too.
@@ -106,9 +116,9 @@ func TestDemoKilled(t *testing.T) {
 	dir := demoDir(t, p.read("out"))
 	p.signal(syscall.SIGKILL)
 	p.wait()
-	until(t, "the end of the demo's directory", func() bool {
+	until(t, "the end of the demo's directory and of who removed it", func() bool {
 		_, err := os.Stat(dir)
-		return os.IsNotExist(err)
+		return os.IsNotExist(err) && len(leftOf(t, dir)) == 0
 	})
 	nothingLeft(t, dir, true)
 }
