@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tenurehq/tenure/api"
+	"github.com/tenurehq/tenure/store"
 )
 
 //go:embed static
@@ -256,6 +257,10 @@ func failure(err error) view {
 	if refusal, ok := errors.AsType[*api.Error](err); ok {
 		v.status = refusal.Status
 		v.data = failed{Code: refusal.Code, Text: refusal.Message}
+	}
+	if errors.Is(err, store.ErrInvalid) { // a name that nothing can have
+		v.status = http.StatusBadRequest
+		v.data = failed{Code: string(store.CodeInvalid), Text: err.Error()}
 	}
 	return v
 }

@@ -44,7 +44,7 @@ func (d *Dashboard) viewed(serve func(http.ResponseWriter, *http.Request, *viewe
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := ""
 		if c, err := r.Cookie(cookieName); err == nil {
-			token = c.Value
+			token, _ = url.QueryUnescape(c.Value) // "" is nobody's
 		}
 		v, err := d.identify(r.Context(), r, token)
 		switch refusal, refused := errors.AsType[*api.Error](err); {
@@ -108,7 +108,7 @@ func (d *Dashboard) logout(w http.ResponseWriter, r *http.Request) {
 // server that is reached without it, by a name of this host.
 func (d *Dashboard) cookie(r *http.Request, token string, age int) *http.Cookie {
 	return &http.Cookie{
-		Name: cookieName, Value: token, Path: "/ui/", MaxAge: age, HttpOnly: true,
+		Name: cookieName, Value: url.QueryEscape(token), Path: "/ui/", MaxAge: age, HttpOnly: true,
 		Secure: r.TLS != nil || !loopback(r.Host), SameSite: http.SameSiteStrictMode,
 	}
 }

@@ -55,24 +55,40 @@ func newBrowser(t testing.TB) *browser {
 		}
 		t.Skip("chromium is not in PATH; tools/need chromium installs it")
 	}
+	for try := 1; ; try++ {
+		b, err := startBrowser(t, path)
+		if err == nil {
+			b.do(call(log.Enable, cdp.Empty{}), call(runtime.Enable, cdp.Empty{}), call(page.Enable, page.EnableParams{}))
+			return b
+		}
+		if try == 3 {
+			t.Fatal(err)
+		}
+		t.Logf("%s crashed as it started, once more: %v", path, err) // it does, now and then
+	}
+}
+
+func startBrowser(t testing.TB, path string) (*browser, error) {
+	t.Helper()
 	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.DisableGPU, chromedp.WindowSize(1440, 900),
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(2*time.Minute))
 	if os.Geteuid() == 0 {
 		opts = append(opts, chromedp.NoSandbox)
 	}
 	allocator, stop := chromedp.NewExecAllocator(context.Background(), opts...)
-	t.Cleanup(stop)
 	ctx, end := chromedp.NewContext(allocator)
+	b := &browser{t: t, ctx: ctx, complaints: &complaints{}}
+	if err := chromedp.Listen(ctx, b.listen); err != nil { // which starts the browser, and must have no bound
+		end()
+		stop()
+		return nil, err
+	}
+	t.Cleanup(stop)
 	t.Cleanup(func() {
 		_ = chromedp.Cancel(ctx) // waits until the browser has ended
 		end()
 	})
-	b := &browser{t: t, ctx: ctx, complaints: &complaints{}}
-	if err := chromedp.Listen(ctx, b.listen); err != nil { // which starts the browser, and must have no bound
-		t.Fatal(err)
-	}
-	b.do(call(log.Enable, cdp.Empty{}), call(runtime.Enable, cdp.Empty{}), call(page.Enable, page.EnableParams{}))
-	return b
+	return b, nil
 }
 
 // call is a command of the protocol as an action.
