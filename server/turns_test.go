@@ -48,7 +48,7 @@ func (b *bed) queue(id string, req fleet.Request) {
 // once, and why tells what has to happen.
 func TestNoRoomCostsNoTurn(t *testing.T) {
 	t.Parallel()
-	cfg := braking()
+	cfg := unhurried()
 	cfg.Takeover.Rate = fleet.Rate{Burst: 2, Every: time.Hour}
 	b, r := newDatabase(t, registry.SQLite).manual(cfg)
 	agents := b.crowd("n", 8, onlyFirst)
@@ -90,7 +90,7 @@ func TestNoRoomCostsNoTurn(t *testing.T) {
 // reading, not one for each item, be it pending or of a node that is gone.
 func TestOneReadingForAll(t *testing.T) {
 	t.Parallel()
-	b, r := newDatabase(t, registry.SQLite).manual(braking())
+	b, r := newDatabase(t, registry.SQLite).manual(unhurried())
 	agents := b.crowd("n", 8, onlyFirst)
 	const items = 60
 	for i := range items {
@@ -123,7 +123,7 @@ func TestOneReadingForAll(t *testing.T) {
 // step, what comes after them is done all the same, and each item gets its turn.
 func TestStagesShareAStep(t *testing.T) {
 	t.Parallel()
-	b, r := newDatabase(t, registry.SQLite).manual(braking())
+	b, r := newDatabase(t, registry.SQLite).manual(unhurried())
 	r.share = 0
 	agents := b.crowd("n", 8, onlyFirst)
 	for i := range 3 {
@@ -163,4 +163,11 @@ func TestStagesShareAStep(t *testing.T) {
 	if n := len(b.ledger(fleet.EventWithheld)); n != 3 {
 		t.Errorf("after another round: %d times written that an item is held back, want the 3", n)
 	}
+}
+
+// unhurried is braking for a reconciler whose steps a busy machine does not cut.
+func unhurried() Config {
+	cfg := braking()
+	cfg.ReconcilerTTL = 30 * time.Second
+	return cfg
 }

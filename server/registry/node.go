@@ -459,6 +459,12 @@ func (t *tx) saveIntent(n *nodeRow, next fleet.Intent, actor, reason string) (Ve
 	case next.Drain != nil && (was.Drain == nil || *was.Drain != *next.Drain):
 		kind = fleet.EventDraining
 	}
+	if n.intent.Drain != nil && next.Drain == nil {
+		// What was moved away and found no other node may come back.
+		if _, err := t.exec("UPDATE {s}fleet_work SET moving = false WHERE owner = $1 AND state = 'pending' AND moving", n.id); err != nil {
+			return Verdict{}, err
+		}
+	}
 	v := Verdict{Event: fleet.Event{Kind: kind, Node: n.id, Actor: actor, Text: reason}}
 	return v, t.append(&v.Event)
 }
