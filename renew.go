@@ -53,6 +53,8 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	k.mu.Unlock()
 	sent := k.now()
 	results, err := k.st.Renew(ctx, grants)
+	// Broken off by us: for a release that stands behind it, or since no term is left.
+	broken := errors.Is(ctx.Err(), context.Canceled)
 	k.mu.Lock()
 	k.flight = nil
 	k.mu.Unlock()
@@ -80,7 +82,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 		}
 		renamed = renamed || lost && errors.Is(r.Err, store.ErrSuperseded)
 	}
-	if k.cfg.OnRenewal != nil {
+	if k.cfg.OnRenewal != nil && !broken {
 		r := Renewal{Terms: len(terms), Failed: failed, Took: got.Elapsed(sent), Err: firstErr}
 		if firstErr != nil {
 			r.Reason = Reason(store.Classify(firstErr))
@@ -92,7 +94,9 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	}
 	if failed > 0 {
 		k.retrySoon(terms, sent, err != nil)
-		k.tellFailing(failed, terms[0].times.interval, firstErr)
+		if !broken {
+			k.tellFailing(failed, terms[0].times.interval, firstErr)
+		}
 	}
 }
 
