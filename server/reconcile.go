@@ -53,7 +53,7 @@ func newReconciler(s *Server, token fence.Token) *reconciler {
 	return &reconciler{
 		Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: token}, began: clock.Now().Boot,
 		known: map[string]fleet.Liveness{}, ready: map[string]bool{}, noted: map[string]fence.Token{},
-		withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
+		prune: time.Now().Add(pruneFirst - pruneEvery), withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
 		share: s.cfg.ReconcilerTTL / 8, full: map[string]registry.Verdict{},
 	}
 }
@@ -658,8 +658,10 @@ func (r *reconciler) look(ctx context.Context, nodes []fleet.Node, now time.Time
 }
 
 const (
-	// pruneEvery is the time between two prunings of history.
+	// pruneEvery is the time between two prunings of history, and pruneFirst the time of
+	// a term before the first: its beginning may be a time of trouble.
 	pruneEvery = time.Hour
+	pruneFirst = time.Minute
 	// pruneBatches is how many transactions one look spends on it.
 	pruneBatches = 10
 )
