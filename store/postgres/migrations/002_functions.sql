@@ -51,9 +51,9 @@ END $$;
 -- tenure_acquire looks without a lock and, if the answer is no, has written
 -- nothing. Only a try that may win locks the row, reads the clock again and
 -- judges again. A new term changes the key (FOR UPDATE, which waits for guards);
--- going on with one does not. It first waits for the guards' advisory lock: once,
--- for all who have it, and who comes later stands behind it. For the row alone it
--- would wait for one guard after the other, with new ones going past it.
+-- going on with one does not. If somebody has the row it first waits for the guards'
+-- advisory lock: once, for all who have it, and who comes later stands behind it. For
+-- the row alone it would wait for one guard after the other, with new ones going past.
 CREATE FUNCTION {{schema}}.tenure_acquire(
 	p_name text, p_holder text, p_ttl_us bigint, p_attempt text, p_known text,
 	p_replace_token bigint, p_replace_known text, p_min_hold_us bigint, p_if_revision text,
@@ -73,8 +73,11 @@ BEGIN
 		ELSIF mode = 1 THEN
 			SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR NO KEY UPDATE;
 		ELSE
-			PERFORM pg_advisory_xact_lock({{guards}}, hashtext(p_name));
-			SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE;
+			SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE SKIP LOCKED;
+			IF NOT FOUND THEN
+				PERFORM pg_advisory_xact_lock({{guards}}, hashtext(p_name));
+				SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE;
+			END IF;
 		END IF;
 		IF NOT FOUND THEN
 			IF p_if_revision <> '' THEN
