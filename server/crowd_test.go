@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -42,6 +43,7 @@ type agent struct {
 	version uint64
 	token   fence.Token
 	known   []store.Attempt
+	asked   []store.Attempt // for a new term, without an answer
 	seq     uint64
 	send    *fleet.Facts
 	orders  uint64
@@ -149,8 +151,11 @@ func (a *agent) beat(ctx context.Context) (api.BeatReply, error) {
 		attempt := store.NewAttempt()
 		ctx, cancel := context.WithTimeout(ctx, a.every/2) // no beat waits for it
 		defer cancel()
-		if rec, err := b.st.Acquire(ctx, store.Request{Name: fleet.LeaseName(a.id), Holder: "agent/" + a.id, TTL: a.ttl, Attempt: attempt}); err == nil {
-			a.token, a.known = rec.Token, []store.Attempt{attempt}
+		rec, err := b.st.Acquire(ctx, store.Request{Name: fleet.LeaseName(a.id), Holder: "agent/" + a.id, TTL: a.ttl, Attempt: attempt, Known: a.asked})
+		if err == nil {
+			a.token, a.known, a.asked = rec.Token, []store.Attempt{attempt}, nil
+		} else if !errors.Is(err, store.ErrHeld) {
+			a.asked = append(a.asked[max(0, len(a.asked)-store.MaxKnown+1):], attempt) // it may have been applied
 		}
 	}
 	if a.send = nil; reply.NeedFacts {
