@@ -143,3 +143,59 @@ func dataVersion(t *testing.T, path string) func(*testing.T) int64 {
 		return n
 	}
 }
+
+// TestSQLiteHistoryIsBounded: terms are kept for 30 days, the newest 100 for longer,
+// and no more than 10,000.
+func TestSQLiteHistoryIsBounded(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "tenure.db")
+	st := migrated(t, path, sqlite.Config{})
+	db := openSQLite(t, path)
+	terms := func(n int) {
+		t.Helper()
+		for range n {
+			attempt := store.NewAttempt()
+			rec, err := st.Acquire(t.Context(), store.Request{Name: "job", Holder: "h", TTL: time.Minute, Attempt: attempt})
+			if err == nil {
+				_, err = st.Release(t.Context(), []store.Grant{{Name: "job", Token: rec.Token, Attempt: store.NewAttempt(), Known: []store.Attempt{attempt}}})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	check := func(what string, n int, newest, oldest fence.Token) {
+		t.Helper()
+		var tokens []fence.Token
+		for term, err := range st.History(t.Context(), "job") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			tokens = append(tokens, term.Token)
+		}
+		if len(tokens) != n || tokens[0] != newest || tokens[n-1] != oldest {
+			t.Errorf("%s: got %d terms from %s to %s, want %d from %s to %s", what, len(tokens), tokens[0], tokens[len(tokens)-1], n, newest, oldest)
+		}
+	}
+	exec := func(statement string) {
+		t.Helper()
+		if _, err := db.Exec(statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	terms(110)
+	check("young terms", 110, 110, 1)
+	exec("UPDATE tenure_term SET ended_at = '2001' || substr(ended_at, 5) WHERE token <= 5")
+	terms(1)
+	check("five are old", 106, 111, 6)
+	exec("UPDATE tenure_term SET ended_at = '2001' || substr(ended_at, 5)")
+	terms(1)
+	check("all are old", 100, 112, 13)
+	exec(`WITH RECURSIVE s(n) AS (SELECT 200 UNION ALL SELECT n + 1 FROM s WHERE n < 10298)
+		INSERT INTO tenure_term SELECT 'job', n, 'h', '2020-01-01T00:00:00.000000Z', '9999-01-01T00:00:00.000000Z', 'released', '' FROM s`)
+	if err := st.RaiseFloor(t.Context(), "job", 10_299); err != nil {
+		t.Fatal(err)
+	}
+	terms(1)
+	check("many are young", 10_000, 10_300, 300)
+}

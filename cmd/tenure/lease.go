@@ -233,8 +233,9 @@ func newLeaseHistory() *cobra.Command {
 		Use:   "history NAME",
 		Short: "Show the terms of a lease, newest first",
 		Long: `Show the terms of a lease, newest first: who held it, when, and how each ended.
-Renewals make no entry. Stores keep the newest 100 terms of a lease. Pages: give the
-last token of one to --before for the next.`,
+Renewals make no entry. Stores keep the terms of the last 30 days, and at least the
+newest 100 and at most 10,000 of a lease. Pages: give the last token of one to --before
+for the next.`,
 		Args: oneName,
 	}
 	cmd.Flags().IntVar(&limit, "limit", 0, "show at most this many terms (0: all that the store keeps)")

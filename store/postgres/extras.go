@@ -9,8 +9,9 @@ import (
 	"github.com/tenurehq/tenure/store"
 )
 
-// History implements store.Historian. It keeps the newest 100 terms of a name
-// and drops them with its record.
+// History implements store.Historian. It yields the terms of the last 30 days, and at
+// least the newest 100, but no more than 10,000 or a few more. They are dropped when a
+// new term starts, and with the record.
 func (s *Store) History(ctx context.Context, name string) iter.Seq2[store.Term, error] {
 	return func(yield func(store.Term, error) bool) {
 		terms, err := s.history(ctx, name)

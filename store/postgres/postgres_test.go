@@ -511,22 +511,49 @@ func TestReleaseMany(t *testing.T) {
 	}
 }
 
-// TestHistoryIsBounded: the newest 100 terms are kept.
+// TestHistoryIsBounded: terms are kept for 30 days, the newest 100 for longer, and no
+// more than 10,000.
 func TestHistoryIsBounded(t *testing.T) {
 	t.Parallel()
-	s, _ := fresh(t)
+	s, pool := fresh(t)
 	g := hold(t, s, request("job"))
 	for range 109 {
 		g = hold(t, s, replacing(g))
 	}
-	var tokens []fence.Token
-	for term, err := range s.History(bounded(t), "job") {
-		if err != nil {
+	check := func(what string, n int, newest, oldest fence.Token) {
+		t.Helper()
+		var tokens []fence.Token
+		for term, err := range s.History(bounded(t), "job") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			tokens = append(tokens, term.Token)
+		}
+		if len(tokens) != n || tokens[0] != newest || tokens[n-1] != oldest {
+			t.Errorf("%s: got %d terms from %s to %s, want %d from %s to %s", what, len(tokens), tokens[0], tokens[len(tokens)-1], n, newest, oldest)
+		}
+	}
+	exec := func(statement string) {
+		t.Helper()
+		if _, err := pool.Exec(bounded(t), statement); err != nil {
 			t.Fatal(err)
 		}
-		tokens = append(tokens, term.Token)
 	}
-	if len(tokens) != 100 || tokens[0] != 110 || tokens[99] != 11 {
-		t.Errorf("got %d terms, from %v, want 100 from 110 to 11", len(tokens), tokens)
+	check("young terms", 110, 110, 1)
+	exec("UPDATE tenure_term SET ended_us = ended_us - 31 * 86400000000 WHERE token <= 5")
+	g = hold(t, s, replacing(g))
+	check("five are old", 106, 111, 6)
+	exec("UPDATE tenure_term SET ended_us = ended_us - 31 * 86400000000")
+	g = hold(t, s, replacing(g))
+	check("all are old", 100, 112, 13)
+	exec("INSERT INTO tenure_term SELECT 'job', n, 'h', 1, (extract(epoch FROM now()) * 1000000)::bigint, 'released', '' FROM generate_series(200, 10299) n")
+	if _, err := s.Release(bounded(t), []store.Grant{g}); err != nil {
+		t.Fatal(err)
 	}
+	if err := s.RaiseFloor(bounded(t), "job", 10_299); err != nil {
+		t.Fatal(err)
+	}
+	g = hold(t, s, request("job"))
+	hold(t, s, replacing(g))
+	check("many are young", 10_000, 10_301, 302)
 }

@@ -11,16 +11,30 @@ import (
 	"github.com/tenurehq/tenure/store"
 )
 
-// openTerm adds the term that r begins to the history and drops the oldest
-// beyond keep.
+const (
+	// keepTerms is for how long terms are kept after their end, and maxTerms how many of
+	// a name at most.
+	keepTerms = 30 * 24 * time.Hour
+	maxTerms  = 10_000
+	// boundEvery is once in how many terms their number is looked at, which reads them.
+	boundEvery = 100
+)
+
+// openTerm adds the term that r begins to the history. Beyond the newest keep it
+// drops what ended longer ago than keepTerms, up to the first that did not, and what
+// is beyond maxTerms.
 func (tx *transaction) openTerm(r *row, keep int) error {
 	if err := tx.exec("INSERT INTO tenure_term (name, token, holder, acquired_at, ended_at, end, why) VALUES (?1, ?2, ?3, ?4, '', '', '')",
 		r.name, r.token, r.holder, iso(r.acquired)); err != nil {
 		return err
 	}
-	err := tx.exec("DELETE FROM tenure_term WHERE name = ?1 AND token <= (SELECT token FROM tenure_term WHERE name = ?1 ORDER BY token DESC LIMIT 1 OFFSET ?2)",
-		r.name, keep)
-	return err
+	const beyond = "DELETE FROM tenure_term WHERE name = ?1 AND token <= (SELECT token FROM tenure_term WHERE name = ?1 ORDER BY token DESC LIMIT 1 OFFSET ?2)"
+	err := tx.exec(beyond+" AND token < (SELECT token FROM tenure_term WHERE name = ?1 AND (ended_at = '' OR ended_at >= ?3) ORDER BY token LIMIT 1)",
+		r.name, keep, iso(r.acquired-keepTerms.Microseconds()))
+	if err != nil || r.token%boundEvery != 0 {
+		return err
+	}
+	return tx.exec(beyond, r.name, maxTerms)
 }
 
 // closeTerm writes into the history how and when r's term ended; of a revoked
@@ -33,8 +47,9 @@ func (tx *transaction) closeTerm(r *row, end string, ended time.Time) error {
 	return err
 }
 
-// History implements store.Historian. It yields at most Config.History terms,
-// those after the last Clean that removed the record.
+// History implements store.Historian. It yields the terms of the last 30 days, and at
+// least the newest Config.History, but no more than 10,000 and none from before the
+// last Clean that removed the record.
 func (s *Store) History(ctx context.Context, name string) iter.Seq2[store.Term, error] {
 	return func(yield func(store.Term, error) bool) {
 		terms, err := s.terms(ctx, name)

@@ -23,9 +23,10 @@ type Config struct {
 	// machine id is missing or not its own, as in many containers.
 	Host Host
 
-	// History is how many terms of a name are kept for History; older ones are
-	// dropped when a new term starts. Default 100, at most 10,000. Each costs
-	// about 150 bytes.
+	// History is how many terms of a name are kept for History whatever their age.
+	// Others are dropped when a new term starts, once they ended 30 days ago, or are
+	// beyond the newest 10,000. Default 100, at most 10,000. Each costs about 150
+	// bytes.
 	History int
 }
 

@@ -40,7 +40,8 @@ CREATE TABLE {{schema}}.tenure_lease (
 	CONSTRAINT tenure_lease_attempt CHECK (token = 0 OR attempt <> '')
 ) WITH (fillfactor = 50);
 
--- The terms before the current or last one, the newest 99 of each name.
+-- The terms before the current or last one: those of the last 30 days, and of each
+-- name at least the newest 99 and at most about 10,000.
 CREATE TABLE {{schema}}.tenure_term (
 	name        text   COLLATE "C" NOT NULL,
 	token       bigint NOT NULL,

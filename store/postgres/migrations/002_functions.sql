@@ -132,8 +132,16 @@ BEGIN
 			CASE WHEN lease.ended_us > 0 THEN lease.ended_us ELSE least(lease.expires_us, clock_us) END,
 			CASE WHEN live THEN 'replaced' WHEN lease.revoked THEN 'revoked' WHEN lease.ended_us > 0 THEN 'released' ELSE 'expired' END,
 			lease.why) ON CONFLICT DO NOTHING;
-		DELETE FROM {{schema}}.tenure_term t WHERE t.name = p_name AND t.token <= (
-			SELECT o.token FROM {{schema}}.tenure_term o WHERE o.name = p_name ORDER BY o.token DESC OFFSET 99 LIMIT 1);
+		-- Beyond the newest, what ended 30 days ago, up to the first that did not. Their
+		-- number, which is found by reading them, is bounded once in a hundred terms.
+		DELETE FROM {{schema}}.tenure_term t WHERE t.name = p_name
+			AND t.token <= (SELECT o.token FROM {{schema}}.tenure_term o WHERE o.name = p_name ORDER BY o.token DESC OFFSET 99 LIMIT 1)
+			AND t.token < coalesce((SELECT o.token FROM {{schema}}.tenure_term o
+				WHERE o.name = p_name AND o.ended_us >= clock_us - 30 * 86400000000 ORDER BY o.token LIMIT 1), lease.token);
+		IF lease.token % 100 = 0 THEN
+			DELETE FROM {{schema}}.tenure_term t WHERE t.name = p_name AND t.token <= (
+				SELECT o.token FROM {{schema}}.tenure_term o WHERE o.name = p_name ORDER BY o.token DESC OFFSET 9999 LIMIT 1);
+		END IF;
 	END IF;
 	UPDATE {{schema}}.tenure_lease l SET
 			token = greatest(l.token, l.floor) + 1, revision = l.revision + 1,
