@@ -14,6 +14,10 @@ type boardPanel struct {
 	queries                  [][2]string
 }
 
+// believed is tenure_lease_held where it counts: what was written by a process that
+// was killed or stopped since does not.
+const believed = "tenure_lease_held and on (instance, job, lease) tenure_lease_trusted_until_timestamp_seconds > time()"
+
 // board is the Grafana board, row by row: what tells whether the fleet may be
 // trusted comes first, then who may not act, then why.
 var board = []struct {
@@ -57,8 +61,11 @@ var board = []struct {
 		{"Delay of takeovers, p99", "timeseries", "s", "From the end of a node's lease to the new owner.", [][2]string{{"histogram_quantile(0.99, sum by (le) (rate(tenure_takeover_delay_seconds_bucket[1h])))", "p99"}}},
 	}},
 	{"Holders: programs with the adapter, and tenure run", []boardPanel{
-		{"Who holds", "timeseries", "none", "Processes that may act under each lease. More than 1 is a copy, or a file that nobody removed.", [][2]string{{"sum by (lease) (tenure_lease_held)", "{{lease}}"}}},
-		{"Last confirmed renewal", "timeseries", "s", "", [][2]string{{"max by (lease) (tenure_lease_confirmed_age_seconds)", "{{lease}}"}}},
+		{"Who holds", "timeseries", "none", "Processes that may act under each lease. More than 1 is a copy.", [][2]string{{"sum by (lease) (" + believed + ") or 0 * sum by (lease) (tenure_lease_held)", "{{lease}}"}}},
+		{"Last confirmed renewal", "timeseries", "s", "", [][2]string{{"max by (lease) (tenure_lease_confirmed_age_seconds and on (instance, job, lease) tenure_lease_trusted_until_timestamp_seconds > time())", "{{lease}}"}}},
+		{"Last success of a run", "timeseries", "s", "How long it is ago, by lease; it has to be within --success-within.", [][2]string{
+			{"time() - max by (lease) (tenure_run_success_timestamp_seconds)", "{{lease}}"}, {"max by (lease) (tenure_run_success_within_seconds)", "{{lease}} within"},
+		}},
 		{"Renewals, p99", "timeseries", "s", "As the holders measure them.", [][2]string{{"histogram_quantile(0.99, sum by (le) (rate(tenure_keeper_renewal_duration_seconds_bucket[5m])))", "p99"}}},
 		{"What happened to terms", "timeseries", "none", "An hour.", [][2]string{{"sum by (kind, reason) (increase(tenure_keeper_events_total[1h])) > 0", "{{kind}} {{reason}}"}}},
 	}},

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // deploy is the folder with what a fleet is run by.
@@ -113,10 +115,45 @@ func TestMetricNames(t *testing.T) {
 			}
 		}
 	}
+	// A value that a killed process left in a file is believed by none of them.
+	for _, gauge := range []string{"tenure_lease_held ", "tenure_lease_held)", "tenure_lease_confirmed_age_seconds", "tenure_lease_trust_seconds"} {
+		for _, query := range queries(t, rules) {
+			if strings.Contains(query, gauge) && !strings.Contains(query, "and on (instance, job, lease) tenure_lease_trusted_until_timestamp_seconds > time()") {
+				t.Errorf("%q takes %s for true after the time up to which it can be believed", query, gauge)
+			}
+		}
+	}
 	tests := readText(t, filepath.Join(deploy, "prometheus", "tenure.rules.test.yml"))
 	for _, m := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(rules, -1) {
 		if !strings.Contains(tests, `alertname="`+m[1]+`"`) {
 			t.Errorf("no test in which %s fires", m[1])
 		}
 	}
+}
+
+// queries are those of the rules and of the board.
+func queries(t *testing.T, rules string) []string {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Rules []struct{ Expr string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(rules), &file); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, g := range file.Groups {
+		for _, r := range g.Rules {
+			all = append(all, r.Expr)
+		}
+	}
+	for _, row := range board {
+		for _, p := range row.panels {
+			for _, q := range p.queries {
+				all = append(all, q[0])
+			}
+		}
+	}
+	return all
 }

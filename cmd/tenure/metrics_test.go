@@ -186,6 +186,15 @@ func TestRunMetrics(t *testing.T) {
 		t.Errorf("success: the gateway has %v, want when that was", got)
 	}
 
+	// Somebody else has it: a success of nobody's, also where the caller is not to be told.
+	theirs = acquire(t, path, "job", "other")
+	run(t, args("--no-wait", "--skip-ok", "--success-within", "26h", "--", "true")...).clean(t, exitOK)
+	release(t, path, theirs)
+	ended("skipped, file", read(), exitNotAcquired, true)
+	if v := read(); v[successes] != success || v["tenure_run_success_within_seconds"] != 26*3600 {
+		t.Errorf("skipped: got %v, want the last success %v, and within which time one has to be", v, success)
+	}
+
 	// A later failure leaves the last success, and a gateway that does not work no trace
 	// in the code.
 	g.mu.Lock()
@@ -205,6 +214,7 @@ func TestRunMetrics(t *testing.T) {
 
 	cli(t, args("--metrics-textfile", "job.txt", "--", "true")...).want(t, exitUsage, "--metrics-textfile", ".prom")
 	cli(t, args("--metrics-textfile", "/nowhere/job.prom", "--", "true")...).want(t, exitUsage, "metrics file", "/nowhere/job.prom")
+	cli(t, "run", "job", "--store", path, "--success-within", "1h", "--", "true").want(t, exitUsage, "--success-within", "--metrics-textfile")
 	cli(t, args("--metrics-push", "ftp://x", "--", "true")...).want(t, exitUsage, "--metrics-push", "Pushgateway")
 	cli(t, "agent", "--metrics-addr", "192.0.2.1:80").want(t, exitUsage, "--metrics-addr", "127.0.0.1:7471")
 }

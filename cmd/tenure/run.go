@@ -33,6 +33,7 @@ type runFlags struct {
 	meta       map[string]string
 	// Where metrics go; "" for nowhere.
 	metricsFile, metricsPush string
+	successWithin            time.Duration
 
 	name  string
 	argv  []string
@@ -126,6 +127,7 @@ the background when it ends is ended too.
 	flags.StringToStringVar(&f.meta, "meta", nil, "KEY=VALUE to keep with the lease for people to read")
 	flags.StringVar(&f.metricsFile, "metrics-textfile", "", "file for the node exporter to read, such as /var/lib/node_exporter/nightly.prom; of this lease alone")
 	flags.StringVar(&f.metricsPush, "metrics-push", "", "URL of a Pushgateway; the job is the lease")
+	addDuration(flags, &f.successWithin, "success-within", 0, time.Second, 366*24*time.Hour, "how long ago the last success may be, for monitoring to say that it is overdue: a little more than the time between two runs")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "report each change of state on standard error")
 	must(cmd.RegisterFlagCompletionFunc("on-loss", cobra.FixedCompletions([]string{onLossExit, onLossAgain}, cobra.ShellCompDirectiveNoFileComp)))
 	return cmd

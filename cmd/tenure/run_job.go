@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -29,7 +30,8 @@ type job struct {
 	note *notebook
 	show *jobMetrics // nil if nothing is to be shown
 
-	tried bool // to start a command, once or more
+	tried   bool  // to start a command, once or more
+	skipped error // why there was nothing to do, which is no failure with --skip-ok
 
 	mu       sync.Mutex
 	grace    time.Duration
@@ -55,7 +57,7 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) (er
 	}
 	if j.show != nil {
 		newKeeper = j.show.NewKeeper
-		defer func() { j.show.end(err) }() // when all below has ended
+		defer func() { j.show.end(cmp.Or(j.skipped, err)) }() // when all below has ended
 	}
 	defer j.passSignals(cancel)()
 
@@ -93,6 +95,7 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) (er
 	for {
 		again, err := j.once(ctx)
 		if f.skipOK && !j.tried && (errors.Is(err, store.ErrHeld) || errors.Is(err, store.ErrSlotDone)) {
+			j.skipped = asExit(err)
 			return nil
 		}
 		if !again || f.onLoss != onLossAgain {

@@ -26,7 +26,8 @@ it ended: tenure_lease_held is 1 while COMMAND may act, and 0 after; tenure_run_
 and tenure_run_success_timestamp_seconds tell of the last end. The file is written and
 the gateway told at each change and several times in a TTL. If tenure itself is killed
 the last values stay: do not believe them after tenure_lease_trusted_until_timestamp_seconds.
-Neither can hold up or end the job.`
+With --success-within monitoring knows how old the last success of all hosts may be, and
+says when it is older. Neither can hold up or end the job.`
 
 const (
 	pushTime  = 5 * time.Second // of one push
@@ -69,6 +70,9 @@ func (f *runFlags) checkMetrics(cmd *cobra.Command) error {
 	if f.metricsFile != "" && filepath.Ext(f.metricsFile) != ".prom" {
 		return failf(exitUsage, "--metrics-textfile %q: the name must end in .prom, or the node exporter does not read it", f.metricsFile)
 	}
+	if f.successWithin > 0 && f.metricsFile == "" && f.metricsPush == "" {
+		return failf(exitUsage, "--success-within is told to monitoring: add --metrics-textfile or --metrics-push")
+	}
 	if f.metricsPush == "" {
 		return nil
 	}
@@ -99,10 +103,14 @@ func newJobMetrics(f *runFlags, note *notebook) (*jobMetrics, error) {
 	}
 	m.begun = prometheus.NewGauge(options("tenure_run_start_timestamp_seconds", "When this run of tenure began."))
 	m.ended = prometheus.NewGaugeVec(options("tenure_run_end_timestamp_seconds", "When it ended; not there before."), nil)
-	m.code = prometheus.NewGaugeVec(options("tenure_run_exit_code", "Its exit code: that of the command, or one of tenure's own; not there before its end."), nil)
+	m.code = prometheus.NewGaugeVec(options("tenure_run_exit_code", "Its exit code: that of the command, or one of tenure's own, with --skip-ok too; not there before its end."), nil)
 	m.success = prometheus.NewGaugeVec(options(successes, "When a run last ended with code 0."), nil)
 	m.begun.SetToCurrentTime()
-	for _, c := range []prometheus.Collector{m.Collector, m.begun, m.ended, m.code, m.success} {
+	within := prometheus.NewGaugeVec(options("tenure_run_success_within_seconds", "How long ago the last success may be at most; not there if nobody said."), nil)
+	if f.successWithin > 0 {
+		within.WithLabelValues().Set(f.successWithin.Seconds())
+	}
+	for _, c := range []prometheus.Collector{m.Collector, m.begun, m.ended, m.code, m.success, within} {
 		if err := m.registry.Register(c); err != nil {
 			return nil, err
 		}
