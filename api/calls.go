@@ -239,6 +239,7 @@ func sameSpec(a, b fleet.Spec) bool {
 type WorkQuery struct {
 	States []fleet.WorkState
 	Owner  string
+	Stuck  bool   // only items that are stuck
 	After  string // the id after which to begin
 	Limit  int    // 0 is the server's
 }
@@ -257,6 +258,9 @@ func (c *Client) Works(ctx context.Context, q WorkQuery) (*Works, error) {
 		if text != "" {
 			query.Set(name, text)
 		}
+	}
+	if q.Stuck {
+		query.Set("stuck", "true")
 	}
 	if q.Limit != 0 {
 		query.Set("limit", strconv.Itoa(q.Limit))
@@ -312,6 +316,12 @@ func (c *Client) StopWork(ctx context.Context, id string, r WorkOrder) (*Work, e
 // unknown, it was not repeated.
 func (c *Client) MoveWork(ctx context.Context, id string, r WorkOrder) (*Work, error) {
 	return c.work(ctx, call{method: http.MethodPost, path: "/move", body: r}, id)
+}
+
+// RemoveWork forgets an item that has ended. Whoever submits its name again begins
+// with a larger token. If its outcome is unknown, it was not repeated.
+func (c *Client) RemoveWork(ctx context.Context, id, actor, reason string) (*Work, error) {
+	return c.work(ctx, call{method: http.MethodDelete, query: url.Values{"actor": {actor}, "reason": {reason}}}, id)
 }
 
 // Progress records a marker for a work item. A verdict with a code says that

@@ -142,7 +142,7 @@ func (c *Client) Events(ctx context.Context, q EventQuery) (*Events, error) {
 // FollowEvents yields the events after q.After, and goes on as they happen until
 // ctx ends or the loop does. When a stream breaks, it opens another one, at the
 // next replica, after the last event that it yielded: none is lost or told
-// twice. Before, Limit and Last are not used. It stops after the first error: a refusal,
+// twice. Where the server has dropped entries it yields an EventPruned. Before, Limit and Last are not used. It stops after the first error: a refusal,
 // or the context's.
 func (c *Client) FollowEvents(ctx context.Context, q EventQuery) iter.Seq2[fleet.Event, error] {
 	return func(yield func(fleet.Event, error) bool) {

@@ -27,6 +27,10 @@ type Work struct {
 	Result     string    `json:"result,omitempty"`
 	TakenFrom  string    `json:"taken_from,omitempty"`
 	Takeovers  int       `json:"takeovers,omitempty"`
+
+	// Existing, in the answer to a submission: the same item was there already, and
+	// nothing was changed.
+	Existing bool `json:"existing,omitempty"`
 }
 
 // NewWork returns the wire form of w. Stuck is the caller's to judge.

@@ -44,6 +44,7 @@ const (
 	EventRestarted EventKind = "work_restarted" // assigned anew to its node, which ended it without the right to act, or cannot tell whether it was started
 	EventStopping  EventKind = "work_stopping"
 	EventEnded     EventKind = "work_ended"
+	EventForgotten EventKind = "work_removed"
 	EventStuck     EventKind = "work_stuck"
 	EventUnstuck   EventKind = "work_unstuck"
 	EventTakeover  EventKind = "work_takeover"

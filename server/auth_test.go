@@ -99,6 +99,7 @@ func TestRoles(t *testing.T) {
 		{"POST", "/v1/beats", api.Beats{Beats: []api.Beat{}}, "o"},
 		{"POST", "/v1/work/w/progress", api.ProgressRequest{Node: "n1", Token: 1, Lease: 1}, "ao"},
 		{"POST", "/v1/work/w/progress", api.ProgressRequest{Node: "n2", Token: 1, Lease: 1}, "o"},
+		{"DELETE", "/v1/work/w?actor=ann&reason=r", nil, "o"},
 		{"POST", "/v1/leases/renew", grants("node/n1"), "ao"},
 		{"POST", "/v1/leases/renew", grants("node/n1", "node/n2"), "o"},
 		{"POST", "/v1/leases/release", release, "o"},

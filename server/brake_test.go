@@ -254,7 +254,7 @@ func TestBrakeOnReadiness(t *testing.T) {
 		}
 		return true
 	})
-	if _, err := b.Submit(t.Context(), fleet.Spec{ID: "w", Command: []string{"true"}}, "test", false); err != nil {
+	if _, _, err := b.Submit(t.Context(), fleet.Spec{ID: "w", Command: []string{"true"}}, "test", false); err != nil {
 		t.Errorf("placement with every node doubted: %v", err)
 	}
 	shown := b.brake()

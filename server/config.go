@@ -61,7 +61,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-func (c Config) withDefaults() (Config, error) {
+// Filled returns c with its defaults in place of zero fields, as New uses it, and an
+// error matching ErrConfig that names all that contradicts itself.
+func (c Config) Filled() (Config, error) {
 	c.Interval = cmp.Or(c.Interval, 10*time.Second)
 	c.LateAfter = cmp.Or(c.LateAfter, 1)
 	c.SuspectAfter = cmp.Or(c.SuspectAfter, 3)
@@ -155,14 +157,15 @@ type Effective struct {
 	ReconcilerTTLMS   int64    `json:"reconciler_ttl_ms"`
 	WindowMS          int64    `json:"window_ms"`
 	RefreshMS         int64    `json:"refresh_ms"`
-	TakeoverRate      float64  `json:"takeover_rate"`
+	TakeoverRate      float64  `json:"takeover_rate"`           // takeovers a second, beyond the burst
 	ToleratedMisses   int      `json:"tolerated_misses"`        // beats that may be lost without suspicion
 	ToleratedRenewals int      `json:"tolerated_lost_renewals"` // renewals that may be lost without losing the lease
 	DetectionMS       [2]int64 `json:"detection_ms"`            // from a crash to suspicion, at best and at worst
 	TakeoverMS        int64    `json:"takeover_within_ms"`      // from a crash until its work moves, at worst
 	TakeoverDeadMS    int64    `json:"takeover_within_if_reconciler_dies_ms"`
 	// RowsPerSecond and CommitsPerSecond are what a number of nodes costs the
-	// database while nothing changes.
+	// database while nothing changes: each beat renews a lease, and when it came is
+	// flushed beside it.
 	RowsPerSecond    float64 `json:"rows_per_second_per_1000_nodes"`
 	CommitsPerSecond float64 `json:"commits_per_second_at_most"`
 }
@@ -182,10 +185,16 @@ func (c *Config) Effective() Effective {
 		DetectionMS:       detection,
 		TakeoverMS:        ms(takeover),
 		TakeoverDeadMS:    ms(takeover + succession),
-		RowsPerSecond:     1000 / c.Interval.Seconds(),
-		CommitsPerSecond:  1/c.Window.Seconds() + 2/c.Interval.Seconds(),
+		TakeoverRate:      1 / c.Takeover.Rate.Every.Seconds(),
+		RowsPerSecond:     rowsPerBeat * 1000 / c.Interval.Seconds(),
+		CommitsPerSecond:  1/c.Window.Seconds() + flushes/c.Interval.Seconds() + 3/c.ReconcilerTTL.Seconds(),
 	}
 }
+
+const (
+	rowsPerBeat = 2   // its node's lease, and when it was last seen
+	flushes     = 2.5 // in an interval
+)
 
 // tick is how often liveness is judged.
 func (c *Config) tick() time.Duration { return min(time.Second, c.Interval/4) }

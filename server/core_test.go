@@ -51,7 +51,7 @@ func (b *bed) submit(id string, movable bool, node string) fleet.Work {
 	if !movable {
 		spec.Request.Node = node
 	}
-	w, err := b.Submit(b.t.Context(), spec, "test", false)
+	w, _, err := b.Submit(b.t.Context(), spec, "test", false)
 	if err != nil {
 		b.t.Fatalf("submit %s: %v", id, err)
 	}
@@ -179,7 +179,7 @@ func TestSilenceMovesNothing(t *testing.T) {
 // submitsTo returns the node that new work goes to.
 func (b *bed) submitsTo(t *testing.T, id string) string {
 	t.Helper()
-	w, err := b.Submit(t.Context(), fleet.Spec{ID: id, Command: []string{"true"}}, "test", false)
+	w, _, err := b.Submit(t.Context(), fleet.Spec{ID: id, Command: []string{"true"}}, "test", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +258,7 @@ func TestFileRemoved(t *testing.T) {
 	if v, err := b.reg.Stop(t.Context(), "w", registry.Order{Actor: "test", Reason: "test"}); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("stop: got %+v, %v; want that the store cannot be used", v, err)
 	}
-	if w, err := b.Submit(t.Context(), fleet.Spec{ID: "late", Command: []string{"true"}}, "test", true); !errors.Is(err, store.ErrUnavailable) {
+	if w, _, err := b.Submit(t.Context(), fleet.Spec{ID: "late", Command: []string{"true"}}, "test", true); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("submit: got %+v, %v; want that the store cannot be used", w, err)
 	}
 	eventually(t, "not ready", func() bool { return b.Ready() != nil })

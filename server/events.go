@@ -1,7 +1,10 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -24,13 +27,15 @@ const (
 	// eventsPage is how many events a stream reads at a time: what it holds in
 	// memory for a reader that is slow.
 	eventsPage = 200
+	// eventsLimit is how many events a page has at most, as registry.EventFilter has it.
+	eventsLimit = 1000
 )
 
 type lastEventKey struct{}
 
 func (h *handler) registerEvents(a huma.API) {
 	endpoint.Register(a, operation(http.MethodGet, "/v1/events", "events", leasehttp.Read, "entries of the ledger, in order"), h.events, h.log)
-	stream := operation(http.MethodGet, "/v1/events/stream", "events-stream", leasehttp.Read, "entries of the ledger, as they come; goes on after the header Last-Event-ID, if it is there")
+	stream := operation(http.MethodGet, "/v1/events/stream", "events-stream", leasehttp.Read, "entries of the ledger, as they come; goes on after the header Last-Event-ID, if it is there. In the place of entries that were dropped it has one of the kind "+string(api.EventPruned))
 	endpoint.Stream(a, stream, h.follow, h.log)
 }
 
@@ -73,15 +78,47 @@ func (h *handler) events(ctx context.Context, in *eventsInput) (*of[api.Events],
 		return nil, err
 	}
 	f.Before, f.Limit, f.Last = in.Before, in.Limit, in.Last
-	events, err := h.reg.Events(ctx, f)
+	page, err := h.reg.EventPage(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	out := api.Events{Events: nonNil(events), Next: in.After}
-	if len(events) > 0 {
-		out.Next = events[len(events)-1].Seq
+	out := api.Events{Events: nonNil(page.Events), Next: in.After}
+	if n := len(page.Events); n > 0 {
+		out.Next = page.Events[n-1].Seq
+	}
+	// What is before a full page of the last entries was not asked for yet.
+	if page.Pruned > f.After && (!f.Last || len(page.Events) < cmp.Or(f.Limit, eventsLimit)) {
+		out.Pruned, out.Text = true, h.prunedText(page.Pruned)
 	}
 	return answer(out)
+}
+
+// prunedText says for people up to which entry the ledger was dropped, and why.
+func (h *handler) prunedText(last int64) string {
+	age := h.cfg.Retention.Events.String()
+	if hours := h.cfg.Retention.Events.Hours(); math.Mod(hours, 24) == 0 {
+		age = fmt.Sprintf("%.0fd", hours/24)
+	}
+	return fmt.Sprintf("events before %d were dropped (retention %s, at most %d)", last+1, age, h.cfg.Retention.MaxEvents)
+}
+
+// withPruned returns the entries of a page that begins after a number, with an
+// EventPruned in the place of those that were dropped. If the page is full it may be
+// that those come after it.
+func (h *handler) withPruned(page registry.EventPage, after int64) []fleet.Event {
+	if page.Pruned <= after {
+		return page.Events
+	}
+	i, found := slices.BinarySearchFunc(page.Events, page.Pruned, func(e fleet.Event, seq int64) int { return cmp.Compare(e.Seq, seq) })
+	if i == eventsPage {
+		return page.Events
+	}
+	notice := fleet.Event{Seq: page.Pruned, At: h.dbNow(), Kind: api.EventPruned, Actor: h.cfg.Name, Text: h.prunedText(page.Pruned)}
+	if found { // it was read just before it was dropped
+		page.Events[i] = notice
+		return page.Events
+	}
+	return slices.Insert(page.Events, i, notice)
 }
 
 // follow streams the ledger. When it cannot be read the stream ends, and its
@@ -100,7 +137,7 @@ func (h *handler) follow(ctx context.Context, in *streamInput) (<-chan endpoint.
 	}
 	f.Limit = eventsPage
 	grown := h.grown() // before the first reading, so that nothing is missed after it
-	first, err := h.reg.Events(ctx, f)
+	first, err := h.reg.EventPage(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -110,12 +147,17 @@ func (h *handler) follow(ctx context.Context, in *streamInput) (<-chan endpoint.
 }
 
 // feed sends events until ctx ends or the ledger cannot be read.
-func (h *handler) feed(ctx context.Context, f registry.EventFilter, page []fleet.Event, grown <-chan struct{}, out chan<- endpoint.Event[fleet.Event]) {
+func (h *handler) feed(ctx context.Context, f registry.EventFilter, page registry.EventPage, grown <-chan struct{}, out chan<- endpoint.Event[fleet.Event]) {
 	defer close(out)
 	poll := time.NewTicker(h.cfg.Refresh) // other replicas write too
 	defer poll.Stop()
-	for {
-		for e := range slices.Values(page) {
+	for live := false; ; { // once it has the newest entry, it has had all that are dropped later
+		full := len(page.Events) == eventsPage
+		if !live {
+			page.Events = h.withPruned(page, f.After)
+		}
+		live = !full
+		for e := range slices.Values(page.Events) {
 			select {
 			case out <- endpoint.Event[fleet.Event]{ID: e.Seq, Data: e}:
 				f.After = e.Seq
@@ -123,7 +165,7 @@ func (h *handler) feed(ctx context.Context, f registry.EventFilter, page []fleet
 				return
 			}
 		}
-		if len(page) < eventsPage {
+		if !full {
 			select {
 			case <-grown:
 			case <-poll.C:
@@ -133,7 +175,7 @@ func (h *handler) feed(ctx context.Context, f registry.EventFilter, page []fleet
 		}
 		grown = h.grown()
 		var err error
-		if page, err = h.reg.Events(ctx, f); err != nil {
+		if page, err = h.reg.EventPage(ctx, f); err != nil {
 			return
 		}
 	}

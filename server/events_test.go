@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -118,5 +119,81 @@ func TestStreamLimit(t *testing.T) {
 	h.ServeHTTP(rec, req)
 	if rec.Code != 503 || rec.Header().Get("Retry-After") == "" {
 		t.Errorf("got %d %s, want 503 and Retry-After", rec.Code, rec.Body)
+	}
+}
+
+// TestPrunedCursor: whoever asks for events that were dropped is told so, in a page
+// and in a stream, once and in their place; whoever had them is not.
+func TestPrunedCursor(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, Config{Refresh: 50 * time.Millisecond}, HTTPConfig{})
+	add := func(n int) {
+		t.Helper()
+		many := make([]fleet.Event, n)
+		for i := range many {
+			many[i] = fleet.Event{Kind: fleet.EventSuspect, Node: "n" + strconv.Itoa(i)}
+		}
+		if v, err := b.reg.Append(t.Context(), registry.Fence{}, many...); err != nil || v.Code != "" {
+			t.Fatal(v, err)
+		}
+	}
+	prune := func(keep int64) {
+		t.Helper()
+		if _, _, v, err := b.reg.Prune(t.Context(), registry.Fence{}, registry.Retention{MaxEvents: keep}); err != nil || v.Code != "" {
+			t.Fatal(v, err)
+		}
+	}
+	add(10)
+	if page := must[api.Events](b, "GET", "/v1/events?last=true", nil); page.Pruned || page.Text != "" {
+		t.Errorf("nothing was dropped: got %+v", page)
+	}
+	live := b.stream("/v1/events/stream?node=n9")
+	mine := live()
+	end := mine.Seq
+	prune(4)
+	first := end - 3
+	const text = "events before %d were dropped (retention 30d, at most 1000000)"
+	for query, want := range map[string]bool{
+		"after=" + strconv.FormatInt(end-5, 10): true, "after=" + strconv.FormatInt(first-1, 10): false, "after=0&limit=2": true, "after=0&node=nobody": true,
+		"last=true&limit=4": false, "last=true&limit=5": true, "last=true&before=" + strconv.FormatInt(first, 10): true,
+	} {
+		page := must[api.Events](b, "GET", "/v1/events?"+query, nil)
+		if page.Pruned != want || want != (page.Text == fmt.Sprintf(text, first)) {
+			t.Errorf("%s: got pruned %v, %q, want %v", query, page.Pruned, page.Text, want)
+		}
+	}
+	next := b.stream("/v1/events/stream?after=" + strconv.FormatInt(end-5, 10))
+	if e := next(); e.Kind != api.EventPruned || e.Seq != first-1 || e.Text != fmt.Sprintf(text, first) {
+		t.Errorf("got %+v, want that events before %d were dropped", e, first)
+	}
+	for i := range int64(4) {
+		if e := next(); e.Seq != first+i || e.Kind != fleet.EventSuspect {
+			t.Errorf("got %+v, want number %d", e, first+i)
+		}
+	}
+	if e := b.stream("/v1/events/stream", "Last-Event-ID", strconv.FormatInt(first-1, 10))(); e.Seq != first || e.Kind != fleet.EventSuspect {
+		t.Errorf("after the notice: got %+v, want number %d", e, first)
+	}
+
+	// One that follows has had what is dropped afterwards, and is told nothing.
+	add(10)
+	if e := live(); e.Seq != end+10 {
+		t.Errorf("got %+v, want number %d", e, end+10)
+	}
+	prune(1)
+	add(10)
+	if e := live(); e.Seq != end+20 || e.Kind != fleet.EventSuspect {
+		t.Errorf("of one that follows: got %+v, want number %d and no notice", e, end+20)
+	}
+
+	// More than a stream reads at a time.
+	add(eventsPage + 5)
+	end += 20 + eventsPage + 5
+	from := end - eventsPage - 2
+	next = b.stream("/v1/events/stream?after=" + strconv.FormatInt(from, 10))
+	for seq := from + 1; seq <= end; seq++ {
+		if e := next(); e.Seq != seq || e.Kind != fleet.EventSuspect {
+			t.Fatalf("got %+v, want number %d", e, seq)
+		}
 	}
 }

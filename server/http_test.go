@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -139,6 +140,11 @@ func TestFleetOverHTTP(t *testing.T) {
 	conf := must[api.ServerConfig](b, "GET", "/v1/config", nil)
 	if conf.Version != "test" || len(conf.Settings) == 0 || len(conf.Derived) == 0 || conf.Settings[1] != (api.Setting{Name: "interval", Value: "10s", Source: "default", Text: conf.Settings[1].Text}) {
 		t.Errorf("config: got %+v", conf)
+	}
+	for name, want := range map[string]string{"takeover_rate": "10", "rows_per_second_per_1000_nodes": "200"} {
+		if i := slices.IndexFunc(conf.Derived, func(s api.Setting) bool { return s.Name == name }); i < 0 || conf.Derived[i].Value != want {
+			t.Errorf("config: got %+v, want %s %s", conf.Derived, name, want)
+		}
 	}
 }
 

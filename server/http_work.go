@@ -38,6 +38,7 @@ func (h *handler) registerWork(a huma.API) {
 	endpoint.Register(a, get(item+"/owner", "work-owner", "who has a work item, and where"), h.owner, h.log)
 	endpoint.Register(a, operation(http.MethodPost, item+"/stop", "work-stop", leasehttp.Operate, "end a work item for good"), h.stop, h.log)
 	endpoint.Register(a, operation(http.MethodPost, item+"/move", "work-move", leasehttp.Operate, "end a movable work item, and place it elsewhere"), h.move, h.log)
+	endpoint.Register(a, operation(http.MethodDelete, item, "work-remove", leasehttp.Operate, "forget a work item that has ended, so that its name can be used again"), h.removeWork, h.log)
 	endpoint.Register(a, operation(http.MethodPost, item+"/progress", "work-progress", report, "record how far a work item is, for its owner"), h.progress, h.log)
 }
 
@@ -53,12 +54,14 @@ func (h *handler) submit(ctx context.Context, in *of[api.SubmitRequest]) (*of[ap
 	if err := (fleet.Mark{Actor: actor, Reason: "submit"}).Check(); err != nil {
 		return nil, err
 	}
-	w, err := h.Submit(ctx, in.Body.Spec, actor, in.Body.Queue)
+	w, existing, err := h.Submit(ctx, in.Body.Spec, actor, in.Body.Queue)
 	if err != nil {
 		return nil, err
 	}
 	h.tellEvents()
-	return answer(wireWork(w, time.Now()))
+	out := wireWork(w, time.Now())
+	out.Existing = existing
+	return answer(out)
 }
 
 type worksInput struct {
@@ -179,6 +182,31 @@ func (h *handler) order(ctx context.Context, in *workOrder, change func(context.
 		h.touch(ctx, w.Owner)
 	}
 	h.hasten()
+	return answer(wireWork(w, time.Now()))
+}
+
+type workRemoveInput struct {
+	ID     string `path:"id" doc:"the name of the work item"`
+	Actor  string `query:"actor" required:"true" doc:"who wants it"`
+	Reason string `query:"reason" required:"true" doc:"why"`
+}
+
+func (h *handler) removeWork(ctx context.Context, in *workRemoveInput) (*of[api.Work], error) {
+	if err := (fleet.Mark{Actor: in.Actor, Reason: in.Reason}).Check(); err != nil {
+		return nil, err
+	}
+	w, err := h.oneWork(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	v, err := h.reg.Forget(ctx, in.ID, registry.Order{Actor: in.Actor, Reason: in.Reason})
+	if err != nil {
+		return nil, err
+	}
+	if v.Code != "" {
+		return nil, refusal(v)
+	}
+	h.tellEvents()
 	return answer(wireWork(w, time.Now()))
 }
 

@@ -95,7 +95,7 @@ func TestExactlyFull(t *testing.T) {
 	for i := range 121 {
 		all.Go(func() {
 			spec := fleet.Spec{ID: fmt.Sprintf("w%03d", i), Command: []string{"true"}, Movable: true, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}
-			if _, err := b.Submit(t.Context(), spec, "test", true); err != nil {
+			if _, _, err := b.Submit(t.Context(), spec, "test", true); err != nil {
 				t.Error(err)
 			}
 		})

@@ -86,7 +86,7 @@ func TestPages(t *testing.T) {
 // kept as long as somebody asks for them.
 func TestRetention(t *testing.T) {
 	t.Parallel()
-	cfg, err := Config{Retention: registry.Retention{Events: time.Minute}}.withDefaults()
+	cfg, err := Config{Retention: registry.Retention{Events: time.Minute}}.Filled()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestRetention(t *testing.T) {
 	if want := (registry.Retention{Events: time.Minute, Takeovers: flap.Window + flap.Quiet, MaxEvents: 1_000_000, Ended: 7 * day, Removed: day}); cfg.Retention != want {
 		t.Errorf("got %+v, want %+v", cfg.Retention, want)
 	}
-	if cfg, err = (Config{}).withDefaults(); err != nil || cfg.Retention.Events != 30*day || cfg.Retention.Takeovers != 30*day {
+	if cfg, err = (Config{}).Filled(); err != nil || cfg.Retention.Events != 30*day || cfg.Retention.Takeovers != 30*day {
 		t.Errorf("defaults: got %+v, %v, want 30 days", cfg.Retention, err)
 	}
 }

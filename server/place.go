@@ -16,12 +16,13 @@ import (
 
 // Submit takes in a work item and places it. If nothing fits it is refused with
 // no_capacity and the counts per reason, from an authoritative read, and nothing
-// is stored; with queue it is stored to be placed later. The error is an
-// *api.Error.
-func (s *Server) Submit(ctx context.Context, spec fleet.Spec, actor string, queue bool) (fleet.Work, error) {
+// is stored; with queue it is stored to be placed later. If the same item was
+// submitted before, whatever became of it, it is returned as it is, and existing is
+// true. The error is an *api.Error.
+func (s *Server) Submit(ctx context.Context, spec fleet.Spec, actor string, queue bool) (w fleet.Work, existing bool, err error) {
 	spec = spec.Filled()
 	if err := spec.Check(); err != nil {
-		return fleet.Work{}, api.NewError(err)
+		return fleet.Work{}, false, api.NewError(err)
 	}
 	began := time.Now()
 	v, err := s.place(ctx, spec.Request, new(bool), func(p registry.Placement) (registry.Verdict, error) {
@@ -34,22 +35,22 @@ func (s *Server) Submit(ctx context.Context, spec fleet.Spec, actor string, queu
 	s.counts.add("placement", codeOf(v, err))
 	s.st.placeTime.Observe(time.Since(began).Seconds())
 	if err != nil {
-		return fleet.Work{}, api.NewError(err)
+		return fleet.Work{}, false, api.NewError(err)
 	}
 	if v.Code != "" {
-		return fleet.Work{}, refusal(v)
+		return fleet.Work{}, false, refusal(v)
 	}
 	w, ok, err := s.reg.Work(ctx, spec.ID)
 	if err != nil {
-		return fleet.Work{}, api.NewError(err)
+		return fleet.Work{}, false, api.NewError(err)
 	}
 	if !ok {
-		return fleet.Work{}, api.Refuse(fleet.CodeNoSuchWork, "work %q was pruned", spec.ID)
+		return fleet.Work{}, false, api.Refuse(fleet.CodeNoSuchWork, "work %q was pruned", spec.ID)
 	}
 	if w.Owner != "" {
 		s.touch(ctx, w.Owner)
 	}
-	return w, nil
+	return w, v.Event.Kind == "", nil
 }
 
 func codeOf(v registry.Verdict, err error) string {

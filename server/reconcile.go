@@ -381,6 +381,9 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 			continue
 		}
 		held[id] = d.Code
+		if d.Code == fleet.CodeHostGone && o.Lease.State == fleet.LeaseReleased && o.Lease.Over < r.cfg.NodeTTL {
+			held[id] = fleet.CodeLeaseRecent // its agent ended in order: it is gone if none comes in the time of a term
+		}
 		if d.Code == fleet.CodeRateLimited {
 			r.due = cmp.Or(r.due, id)
 			if was == fleet.CodeNoCapacity { // for all that is known it still would not fit

@@ -42,7 +42,7 @@ func TestTwoReplicas(t *testing.T) {
 				t.Errorf("%s is %s at the replica that it does not beat to", n.ID, n.Liveness)
 			}
 		}
-		w, err := second.Submit(t.Context(), fleet.Spec{ID: "w", Command: []string{"true"}, Request: fleet.Request{Node: loyal[0].id}}, "test", false)
+		w, _, err := second.Submit(t.Context(), fleet.Spec{ID: "w", Command: []string{"true"}, Request: fleet.Request{Node: loyal[0].id}}, "test", false)
 		if err != nil || w.Owner != loyal[0].id {
 			t.Errorf("placed by the replica that the node does not beat to: %+v, %v", w, err)
 		}

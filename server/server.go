@@ -55,7 +55,7 @@ type Server struct {
 // New returns a replica over a store and the registry in the same database. It
 // starts nothing and changes nothing. Errors match ErrConfig.
 func New(st store.Store, reg *registry.Registry, cfg Config) (*Server, error) {
-	cfg, err := cfg.withDefaults()
+	cfg, err := cfg.Filled()
 	if err != nil {
 		return nil, err
 	}
@@ -365,7 +365,7 @@ func (s *Server) takeSigns(signs []registry.Sign, began time.Duration) {
 
 // flushLoop writes when nodes were last heard, at least twice an interval.
 func (s *Server) flushLoop(ctx context.Context) {
-	every(ctx, s.cfg.Interval*2/5, nil, func(ctx context.Context) {
+	every(ctx, time.Duration(float64(s.cfg.Interval)/flushes), nil, func(ctx context.Context) {
 		now := clock.Now().Boot
 		var seen []registry.Seen
 		var slots []*slot

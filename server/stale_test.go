@@ -79,7 +79,7 @@ func TestStaleNegative(t *testing.T) {
 			for i := range ids {
 				ids[i] = fmt.Sprintf("w%04d-%02d", round, i)
 				all.Go(func() {
-					w, err := asked.Submit(ctx, fleet.Spec{ID: ids[i], Command: []string{"true"}, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}, "test", false)
+					w, _, err := asked.Submit(ctx, fleet.Spec{ID: ids[i], Command: []string{"true"}, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}, "test", false)
 					if err != nil || w.Owner != a.id {
 						t.Errorf("placement of %s: %q, %v; host %s has room", ids[i], w.Owner, err, a.id)
 					}
@@ -88,7 +88,7 @@ func TestStaleNegative(t *testing.T) {
 			all.Wait()
 			placements += slots
 			// Now everything is full, and that is true.
-			_, err := joins.Submit(ctx, fleet.Spec{ID: fmt.Sprint("over", round), Command: []string{"true"}, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}, "test", false)
+			_, _, err := joins.Submit(ctx, fleet.Spec{ID: fmt.Sprint("over", round), Command: []string{"true"}, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}, "test", false)
 			if e, ok := errors.AsType[*api.Error](err); !ok || e.Code != string(fleet.CodeNoCapacity) || e.Counts[fleet.Insufficient("slots")] == 0 {
 				t.Errorf("placement on a full fleet: %v; want no_capacity with its counts", err)
 			}
@@ -162,7 +162,7 @@ func TestConcurrentPlacements(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 200 {
 			all.Go(func() {
-				_, err := beds[i%2].Submit(t.Context(), fleet.Spec{ID: fmt.Sprint("w", i), Command: []string{"true"}, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}, "test", false)
+				_, _, err := beds[i%2].Submit(t.Context(), fleet.Spec{ID: fmt.Sprint("w", i), Command: []string{"true"}, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}, "test", false)
 				e, refused := errors.AsType[*api.Error](err)
 				switch {
 				case err == nil:

@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/server/registry"
@@ -25,6 +26,37 @@ func (r *reconciler) steps(t testing.TB, n int) {
 		if err := r.step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestOrderlyEndIsNoEvent: pinned work of an agent that gave its lease back is told of
+// as held back only if none has come for it in the time of a term.
+func TestOrderlyEndIsNoEvent(t *testing.T) {
+	t.Parallel()
+	b, r := newDatabase(t, registry.SQLite).manual(braking())
+	a := b.enter("n1", fleet.Facts{})
+	spec := fleet.Spec{ID: "w", Command: []string{"true"}}
+	if v, err := b.reg.SubmitTo(t.Context(), spec.Filled(), registry.Placement{Node: "n1", Lease: b.show("n1").Lease.Token, Actor: "test"}); err != nil || v.Code != "" {
+		t.Fatal(v, err)
+	}
+	a.goodbye(b)
+	over := func() (d time.Duration) {
+		t.Helper()
+		lapsed, err := b.reg.Lapsed(t.Context())
+		if err != nil || len(lapsed) != 1 || lapsed[0].Lease.State != fleet.LeaseReleased {
+			t.Fatalf("got %+v, %v, want one item of a lease that was given back", lapsed, err)
+		}
+		return lapsed[0].Lease.Over
+	}
+	eventually(t, "the lease may be taken over", func() bool { return over() > b.cfg.Takeover.Wait })
+	r.steps(t, 1)
+	if e := b.ledger(fleet.EventWithheld); len(e) > 0 && over() < b.cfg.NodeTTL {
+		t.Errorf("got %+v, want nothing yet", e)
+	}
+	eventually(t, "the time of a term", func() bool { return over() > b.cfg.NodeTTL })
+	r.steps(t, 2)
+	if e := b.ledger(fleet.EventWithheld); len(e) != 1 || e[0].Code != fleet.CodeHostGone {
+		t.Errorf("got %+v, want once that its host is gone", e)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tenurehq/tenure/server/registry"
 	"github.com/tenurehq/tenure/store"
 )
 
@@ -108,6 +109,11 @@ func diagnoseFleet(ctx context.Context, st backend) ([]store.Finding, error) {
 		return nil, err
 	}
 	err = reg.Check(ctx)
+	if errors.Is(err, registry.ErrNoFleet) {
+		return []store.Finding{{
+			Code: "no_fleet", Severity: store.Info, Text: "no fleet here yet: jobs need none, tenure server and tenure up do", Fix: "tenure migrate",
+		}}, nil
+	}
 	if errors.Is(err, store.ErrSchema) || errors.Is(err, store.ErrPermission) {
 		return []store.Finding{{
 			Code: "no_fleet", Severity: store.Info, Text: "no tenure server can use it yet: " + words(err.Error()), Fix: "tenure migrate",

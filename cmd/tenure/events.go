@@ -16,7 +16,7 @@ import (
 var eventKinds = []fleet.EventKind{
 	fleet.EventJoined, fleet.EventSuspect, fleet.EventAlive, fleet.EventLapsed, fleet.EventLeased, fleet.EventReady, fleet.EventNotReady,
 	fleet.EventCordoned, fleet.EventDraining, fleet.EventDrained, fleet.EventResumed, fleet.EventRemoved, fleet.EventDuplicate,
-	fleet.EventSubmitted, fleet.EventPlaced, fleet.EventStarted, fleet.EventStopping, fleet.EventEnded, fleet.EventStuck, fleet.EventUnstuck,
+	fleet.EventSubmitted, fleet.EventPlaced, fleet.EventStarted, fleet.EventStopping, fleet.EventEnded, fleet.EventForgotten, fleet.EventStuck, fleet.EventUnstuck,
 	fleet.EventTakeover, fleet.EventWithheld, fleet.EventBrakeOn, fleet.EventBrakeOff,
 }
 
@@ -44,7 +44,9 @@ lost or told twice. With --follow -o json each line is an object.
 
 Pages: -o json shows the number of each entry as "seq". Give the first one to --before
 for the page before it, or the last one to --after for the page after it. How long
-entries are kept is the server's --keep-events.
+entries are kept is the server's --keep-events. If some that were asked for are gone, a
+line says so in their place; in -o json "pruned" is true, and with --follow an object
+has the kind "events_pruned".
 
 ` + serverHelp,
 		Args: cobra.NoArgs,
@@ -100,12 +102,7 @@ entries are kept is the server's --keep-events.
 				if *out == asJSON {
 					return printJSON(cmd.OutOrStdout(), events)
 				}
-				for i := range events.Events {
-					if err := printEvent(cmd, *out, &events.Events[i]); err != nil {
-						return err
-					}
-				}
-				return nil
+				return printEvents(cmd, events)
 			})
 		}
 		return use.follow(ctx, func(ctx context.Context, c *api.Client) error {
@@ -136,6 +133,21 @@ entries are kept is the server's --keep-events.
 		})
 	})
 	return cmd
+}
+
+// printEvents prints a page for people.
+func printEvents(cmd *cobra.Command, page *api.Events) error {
+	if page.Pruned {
+		if _, err := fmt.Fprintln(cmd.OutOrStdout(), escape(page.Text)); err != nil {
+			return err
+		}
+	}
+	for i := range page.Events {
+		if err := printEvent(cmd, asTable, &page.Events[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func printEvent(cmd *cobra.Command, out format, e *fleet.Event) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/tenurehq/tenure/cmd/tenure/tree"
 	"github.com/tenurehq/tenure/fleet"
 	"github.com/tenurehq/tenure/internal/pgtest"
+	"github.com/tenurehq/tenure/server/registry"
 )
 
 // quickTimes are those of servers in tests: a beat costs little, and a lease lives
@@ -296,6 +297,101 @@ func TestServerOnPostgres(t *testing.T) {
 	checkServer(t, "--store", address)
 }
 
+// What has ended is not run again in silence: it is said, with what to do about it.
+func TestSubmitEnded(t *testing.T) {
+	t.Parallel()
+	_, url := startServer(t)
+	node := unique("n")
+	startAgent(t, url, node)
+	eligible(t, node, "--server", url)
+	tenure := func(args ...string) result { t.Helper(); return cli(t, append(args, "--server", url)...) }
+	submit := func(more ...string) result {
+		t.Helper()
+		return cli(t, append(append([]string{"work", "submit", "once", "--server", url}, more...), "--", "true")...)
+	}
+	tenure("work", "remove", "once", "--reason", "x").want(t, exitNotFound, "once")
+	if r := submit(); r.code != exitOK || !strings.HasSuffix(r.out, "token 1\n") {
+		t.Fatalf("got %+v, want it placed", r)
+	}
+	until(t, "its end", func() bool { return strings.Contains(tenure("work", "get", "once").out, "succeeded") })
+	submit().want(t, exitConflict, `"once"`, "ended already", "succeeded", "nothing was run", "tenure work remove once")
+	submit("--movable").want(t, exitConflict, "another work item", "succeeded", "tenure work remove")
+	if r := tenure("work", "remove", "once", "--reason", "again"); r.code != exitOK || r.out != "once: removed\n" {
+		t.Errorf("remove: got %+v", r)
+	}
+	if r := submit(); r.code != exitOK || !strings.HasSuffix(r.out, "token 2\n") {
+		t.Errorf("after it was removed: got %+v, want it placed with a larger token", r)
+	}
+	long := func() result {
+		return cli(t, "work", "submit", "long", "--node", node, "--server", url, "--", "sleep", "600")
+	}
+	long().clean(t, exitOK)
+	if r := tenure("work", "remove", "long", "--reason", "x"); r.code != exitConflict || !strings.Contains(r.err, "tenure work stop long") {
+		t.Errorf("remove of what runs: got %+v, want how to end it", r)
+	}
+	if r := long(); r.code != exitOK || !strings.Contains(r.out, "it was there already") {
+		t.Errorf("submitted twice: got %+v, want that nothing was changed", r)
+	}
+	tenure("work", "stop", "long", "--reason", "done").clean(t, exitOK)
+	until(t, "the end of what runs", func() bool { return strings.Contains(tenure("work", "get", "long").out, "stopped") })
+}
+
+// A server says what it would run with, and runs nothing.
+func TestPrintConfig(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "none.db")
+	r := cli(t, "server", "--print-config", "--store", path, "--interval", "5s", "--takeover-every", "500ms")
+	r.clean(t, exitOK)
+	for _, want := range []string{
+		"every 5s; a node is late", "within 10s to 16s", "50 at once, then 2 a second", "two rows a beat: 40, 400, 4000 a second", "5s (flag)", "15s", "720h0m0s (default)",
+	} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("got %q, want %q in it", r.out, want)
+		}
+	}
+	if exists(path) {
+		t.Error("it made the store")
+	}
+	cli(t, "server", "--print-config", "--store", path, "--interval", "1m", "--node-ttl", "1m").want(t, exitUsage, "1m0s")
+}
+
+// Whoever asks for entries that the ledger does not keep any more is told so.
+func TestEventsPruned(t *testing.T) {
+	t.Parallel()
+	path := fileStore(t)
+	_, reg, closeDB, err := openFleet(t.Context(), location{kind: kindSQLite, target: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeDB()
+	for range 6 {
+		if v, err := reg.Append(t.Context(), registry.Fence{}, fleet.Event{Kind: fleet.EventSuspect, Node: "n1"}); err != nil || v.Code != "" {
+			t.Fatal(v, err)
+		}
+	}
+	if _, _, v, err := reg.Prune(t.Context(), registry.Fence{}, registry.Retention{MaxEvents: 2}); err != nil || v.Code != "" {
+		t.Fatal(v, err)
+	}
+	_, url := startServer(t, "--store", path)
+	const text = "events before 5 were dropped (retention 30d"
+	for args, times := range map[string]int{"--after 2": 1, "--limit 2": 0, "--limit 3": 1, "--after 4": 0} {
+		r := cli(t, append([]string{"events", "--server", url}, strings.Fields(args)...)...)
+		if r.code != exitOK || strings.Count(r.out, text) != times || strings.Count(r.out, "node_suspect") != 2 {
+			t.Errorf("events %s: got %d, %q, %q, want it said %d times, and two events", args, r.code, r.out, r.err, times)
+		}
+	}
+	if page := decode[api.Events](t, cli(t, "events", "--server", url, "--after", "2", "-o", "json")); !page.Pruned || len(page.Events) != 2 {
+		t.Errorf("got %+v, want it to say that some were dropped", page)
+	}
+	for format, want := range map[string]string{"table": "events_pruned", "json": `"kind":"events_pruned"`} {
+		follow := start(t, "events", "--follow", "--after", "2", "--server", url, "-o", format)
+		until(t, "the events", func() bool { return strings.Count(follow.read("out"), "node_suspect") == 2 })
+		if out := follow.read("out"); strings.Count(out, text) != 1 || strings.Index(out, want) > strings.Index(out, "node_suspect") {
+			t.Errorf("events --follow -o %s: got %q, want first that some were dropped", format, out)
+		}
+	}
+}
+
 // A store that has only leases serves them, and says what a server would miss.
 func TestLeasesWithoutFleet(t *testing.T) {
 	t.Parallel()
@@ -306,7 +402,7 @@ func TestLeasesWithoutFleet(t *testing.T) {
 	}
 	closeStore()
 	run(t, "run", "a", "--store", path, "--", "true").clean(t, exitOK)
-	if r := cli(t, "doctor", path); !strings.Contains(r.out, "no_fleet") || !strings.Contains(r.out, "tenure migrate --store sqlite:"+path) {
+	if r := cli(t, "doctor", path); !strings.Contains(r.out, "no_fleet") || !strings.Contains(r.out, "no fleet here yet") || strings.Contains(r.out, "no such table") || !strings.Contains(r.out, "tenure migrate --store sqlite:"+path) {
 		t.Errorf("doctor: got %d, %q, %q, want the finding no_fleet and its next step", r.code, r.out, r.err)
 	}
 	cli(t, "server", "--store", path, "--listen", "127.0.0.1:0").want(t, exitConfig, "tenure migrate --store sqlite:"+path)

@@ -31,6 +31,8 @@ type serverSettings struct {
 	quiet  bool
 	// noDashboard serves the interface alone.
 	noDashboard bool
+	// printOnly prints the settings and serves nothing.
+	printOnly bool
 }
 
 func newServer() *cobra.Command {
@@ -45,6 +47,9 @@ under a lease of tenure's own, places waiting work and moves that of lost nodes.
 It listens on loopback unless it has a certificate ("tenure cert" makes one for
 development) and a file of credentials, lines of TOKEN ROLE [NODE] with the roles
 viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
+
+With --print-config it says what it would run with, where each setting comes from, and
+what falls out of all of them; it opens nothing, and refuses what contradicts itself.
 
 ` + tracingHelp + `
 
@@ -92,6 +97,7 @@ viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
 	addDuration(flags, &cfg.Retention.Ended, "keep-ended", 0, time.Minute, 10*long, "likewise work that ended (default 168h)")
 	flags.StringArrayVar(&s.probes, "probe", nil, "NODE=URL: ask a node that cannot call out, with http://, https:// or tcp://HOST:PORT; may be repeated")
 	flags.BoolVar(&s.noDashboard, "no-dashboard", false, "serve the interface alone, without the pages below /ui/")
+	flags.BoolVar(&s.printOnly, "print-config", false, "print the settings in force and what falls out of them, and serve nothing")
 	flags.BoolVarP(&s.quiet, "quiet", "q", false, "log nothing but what is wrong")
 	addSettings(cmd)
 	cmd.RunE = daemon(func(ctx context.Context, cmd *cobra.Command, _ []string) error {
@@ -107,6 +113,9 @@ viewer, operator and agent. SIGTERM ends it in order, with exit code 0.
 			return err
 		}
 		s.complete()
+		if s.printOnly {
+			return s.print(cmd.OutOrStdout(), loc, sources)
+		}
 		level := slog.LevelInfo
 		if s.quiet {
 			level = slog.LevelWarn
@@ -281,36 +290,52 @@ func (p *plane) url() string {
 	return scheme + "://" + addr
 }
 
-// pagesURL is where a browser finds the dashboard, from this host.
-func (p *plane) pagesURL() string {
-	return "http" + strings.TrimPrefix(p.url(), "tenure") + "/ui/"
-}
+// pagesURL is where a browser finds the dashboard of the server at url.
+func pagesURL(url string) string { return "http" + strings.TrimPrefix(url, "tenure") + "/ui/" }
 
-// describe prints what the replica runs with, and what falls out of it.
+// describe prints where the replica is, what falls out of its settings, and those that
+// were given.
 func (p *plane) describe(w io.Writer) error {
 	cfg := p.srv.Config()
-	e := cfg.Effective()
-	d := func(ms int64) string { return shortDuration(time.Duration(ms) * time.Millisecond) }
-	rows := [][2]string{
-		{"server", p.url()},
-		{"name", cfg.Name},
-		{"store", p.store.String()},
-		{"beats", fmt.Sprintf("every %s; a node is late after %d missed and suspect after %d", d(e.IntervalMS), cfg.LateAfter, cfg.SuspectAfter)},
-		{"detection", fmt.Sprintf("a crash is suspected within %s to %s; %d lost in a row are tolerated", d(e.DetectionMS[0]), d(e.DetectionMS[1]), e.ToleratedMisses)},
-		{"node lease", fmt.Sprintf("%s; %d lost renewals in a row are tolerated", d(e.NodeTTLMS), e.ToleratedRenewals)},
-		{"takeover", fmt.Sprintf("of movable work begins within %s of a crash, within %s if the reconciler dies with it", d(e.TakeoverMS), d(e.TakeoverDeadMS))},
-		{"writes", fmt.Sprintf("%s rows a second for 100, 1,000 and 10,000 nodes, in at most %.0f commits a second",
-			rates(e.RowsPerSecond/10, e.RowsPerSecond, e.RowsPerSecond*10), e.CommitsPerSecond)},
-	}
+	rows := [][2]string{{"server", p.url()}, {"name", cfg.Name}, {"store", p.store.String()}}
 	if p.pages {
-		rows = slices.Insert(rows, 1, [2]string{"dashboard", p.pagesURL()})
+		rows = slices.Insert(rows, 1, [2]string{"dashboard", pagesURL(p.url())})
 	}
+	rows = append(rows, consequences(&cfg)...)
 	for _, s := range cfg.Settings() {
 		if from := p.sources[s.Name]; from != "" {
 			rows = append(rows, [2]string{s.Name, s.Value + " (" + from + ")"})
 		}
 	}
 	return pairs(w, rows)
+}
+
+// print prints what a server with these settings would run with, all of them.
+func (s *serverSettings) print(w io.Writer, loc location, sources map[string]string) error {
+	cfg, err := s.cfg.Filled()
+	if err != nil {
+		return settingsError(err)
+	}
+	rows := append([][2]string{{"listen", s.listen.Address}, {"store", loc.String()}}, consequences(&cfg)...)
+	for _, s := range cfg.Settings() {
+		rows = append(rows, [2]string{s.Name, s.Value + " (" + cmp.Or(sources[s.Name], "default") + ")"})
+	}
+	return pairs(w, rows)
+}
+
+// consequences are what falls out of the settings, for people.
+func consequences(cfg *server.Config) [][2]string {
+	e := cfg.Effective()
+	d := func(ms int64) string { return shortDuration(time.Duration(ms) * time.Millisecond) }
+	return [][2]string{
+		{"beats", fmt.Sprintf("every %s; a node is late after %d missed and suspect after %d", d(e.IntervalMS), cfg.LateAfter, cfg.SuspectAfter)},
+		{"detection", fmt.Sprintf("a crash is suspected within %s to %s; %d lost in a row are tolerated", d(e.DetectionMS[0]), d(e.DetectionMS[1]), e.ToleratedMisses)},
+		{"node lease", fmt.Sprintf("%s; %d lost renewals in a row are tolerated", d(e.NodeTTLMS), e.ToleratedRenewals)},
+		{"takeover", fmt.Sprintf("of movable work begins within %s of a crash, within %s if the reconciler dies with it", d(e.TakeoverMS), d(e.TakeoverDeadMS))},
+		{"takeovers", fmt.Sprintf("%d at once, then %s a second", cfg.Takeover.Rate.Burst, rates(e.TakeoverRate))},
+		{"writes", fmt.Sprintf("two rows a beat: %s a second for 100, 1,000 and 10,000 nodes, in at most %.0f commits a second",
+			rates(e.RowsPerSecond/10, e.RowsPerSecond, e.RowsPerSecond*10), e.CommitsPerSecond)},
+	}
 }
 
 func rates(all ...float64) string {

@@ -228,6 +228,8 @@ func explainServer(servers []string, err error) error {
 		return asExit(&explained{msg: text + "; \"tenure nodes ls\" shows the nodes", err: err})
 	case refused && refusal.Code == string(fleet.CodeNoSuchWork):
 		return asExit(&explained{msg: text + "; \"tenure work ls\" shows the work", err: err})
+	case refused && refusal.Code == string(fleet.CodeWorkExists):
+		return asExit(&explained{msg: text + "; choose another name, or, once it has ended, remove it with \"tenure work remove\"", err: err})
 	case refused && refusal.Code == api.CodeUnauthorized:
 		next = "; give it in " + envToken + " or with --token-file"
 	case refused && refusal.Code == api.CodeNotReady:

@@ -26,7 +26,7 @@ const (
 
 // notSettings are flags that neither the environment nor a file gives, or that
 // have rules of their own for it.
-var notSettings = map[string]bool{"help": true, "config": true}
+var notSettings = map[string]bool{"help": true, "config": true, "print-config": true}
 
 // addSettings lets the flags of a command come from the environment and a file.
 func addSettings(cmd *cobra.Command) {

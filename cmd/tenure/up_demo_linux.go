@@ -85,7 +85,7 @@ func runDemo(ctx context.Context, out io.Writer, keep bool) (err error) {
 		return err
 	}
 	if keep {
-		fmt.Fprintf(out, "\nThe fleet stays up until Ctrl-C. In another terminal:\n  export %s=%s\n  tenure nodes ls; tenure why %s; tenure events --follow\n", envServer, d.url, movable)
+		fmt.Fprintf(out, "\nThe fleet stays up until Ctrl-C. Its pages: %s\nIn another terminal:\n  export %s=%s\n  tenure nodes ls; tenure why %s; tenure events --follow\n", pagesURL(d.url), envServer, d.url, movable)
 		<-ctx.Done()
 	}
 	return nil
@@ -227,6 +227,7 @@ func (d *demo) start(ctx context.Context) error {
 		return err
 	}
 	d.say("the server listens at %s: beats each %s, suspect after 3 missed, a host's lease lives %s", d.url, demoInterval, demoTTL)
+	d.say("its pages, as long as this runs: %s", pagesURL(d.url))
 	go d.follow(ctx)
 	for _, node := range []string{"host-a", "host-b", "host-c"} {
 		cmd, err := d.run(node, "agent", "--server", d.url, "--node", node, "--state-dir", filepath.Join(d.dir, node), "--capacity", "slots=4,memory_mb=1024,cpu_milli=1000")

@@ -18,7 +18,7 @@ import (
 
 // demoLines are what the demo shows, in this order.
 var demoLines = []string{
-	`a throw-away fleet`, `the server listens`, `host-\w is alive, its lease is held with token 1`,
+	`a throw-away fleet`, `the server listens`, `its pages, as long as this runs: http://127\.0\.0\.1:\d+/ui/`, `host-\w is alive, its lease is held with token 1`,
 	`work "report" \(movable\) runs on (host-\w) and has written \d+ rows with token 1`,
 	`work "disk" \(pinned: its data is on its host\) runs on host-\w`,
 	`is paused as a whole \(SIGSTOP\): its agent, 2 minders, 2 processes of work`,

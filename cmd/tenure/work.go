@@ -24,7 +24,7 @@ func newWork() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  helpOnly,
 	}
-	cmd.AddCommand(newWorkSubmit(), newWorkList(), newWorkGet(), newWorkOrder("stop"), newWorkOrder("move"), newWorkOwner())
+	cmd.AddCommand(newWorkSubmit(), newWorkList(), newWorkGet(), newWorkOrder("stop"), newWorkOrder("move"), newWorkRemove(), newWorkOwner())
 	return cmd
 }
 
@@ -46,7 +46,7 @@ func newWorkSubmit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "submit WORK [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Place a command on a node that fits",
-		Long: `Place COMMAND on a node that may get new work and has room. It finds in its
+		Long: fmt.Sprintf(`Place COMMAND on a node that may get new work and has room. It finds in its
 environment TENURE_WORK, TENURE_NODE, TENURE_TOKEN (larger at each assignment: give it
 to whatever it writes to), TENURE_SERVER, TENURE_PROGRESS (the last marker of whoever
 had it before) and TENURE_PROGRESS_FILE (where it may write such a marker).
@@ -54,11 +54,15 @@ had it before) and TENURE_PROGRESS_FILE (where it may write such a marker).
 Work is pinned: if its host is lost it waits for it. With --movable it is stopped on a
 host that lost its lease, and then runs on another, once.
 
+What was submitted before in the same words is shown as it is, and nothing is
+changed. If it has ended, nothing is run, and the exit code is %d: submit it
+under another name, or let "tenure work remove" forget it first.
+
 If no node has room, this tries again four times, and then says how many nodes are
 left out for each reason. With --queue the work waits for room. The node that --node
 names must have joined.
 
-` + serverHelp + `
+`, exitConflict) + serverHelp + `
 
 ` + durationHelp,
 		Example: `  tenure work submit import-7 --movable --resource memory_mb=512 -- /opt/import --shard 7
@@ -127,6 +131,10 @@ names must have joined.
 				}
 			}
 			w, err := c.Submit(ctx, api.SubmitRequest{Spec: spec, Actor: m.Actor, Queue: f.queue})
+			if err == nil && w.Existing && w.State.Ended() {
+				return failf(exitConflict, "work %q ended already, %s at %s with exit code %d, and nothing was run: submit it under another name, or remove it first: tenure work remove %s --reason WHY",
+					w.ID, w.State, clockTime(w.EndedAt), w.ExitCode, w.ID)
+			}
 			return workDone(cmd, *out, w, err)
 		})
 	})
@@ -144,6 +152,9 @@ func workDone(cmd *cobra.Command, out format, w *api.Work, err error) error {
 	line := w.ID + ": " + string(w.State)
 	if w.Owner != "" {
 		line += " on " + w.Owner + ", token " + w.Token.String()
+	}
+	if w.Existing {
+		line += "; it was there already, and nothing was changed"
 	}
 	_, err = fmt.Fprintln(cmd.OutOrStdout(), escape(line))
 	return err
@@ -309,6 +320,40 @@ func newWorkOrder(verb string) *cobra.Command {
 			}
 			w, err := order(ctx, args[0], api.WorkOrder{Actor: m.Actor, Reason: m.Reason})
 			return workDone(cmd, *out, w, err)
+		})
+	})
+	return cmd
+}
+
+func newWorkRemove() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "remove WORK --reason WHY",
+		Short: "Forget a work item that has ended",
+		Long: `Forget a work item that has ended, so that its name can be submitted again: its token
+is then larger than before. The ledger keeps what happened. Without this an item is
+forgotten after the server's --keep-ended.`,
+		Args: oneID("work"),
+	}
+	mark, use, out := addMark(cmd, true), addServer(cmd), addFormat(cmd)
+	cmd.ValidArgsFunction = use.complete(workNames)
+	cmd.RunE = action(func(ctx context.Context, cmd *cobra.Command, args []string) error {
+		m, err := filled(*mark, true)
+		if err != nil {
+			return err
+		}
+		return use.ask(ctx, func(ctx context.Context, c *api.Client) error {
+			w, err := c.RemoveWork(ctx, args[0], m.Actor, m.Reason)
+			switch {
+			case hasCode(err, fleet.CodeWrongState):
+				return &explained{msg: fmt.Sprintf("%s; end it first: tenure work stop %s --reason WHY", words(err.Error()), args[0]), err: err}
+			case err != nil:
+				return err
+			}
+			if *out == asJSON {
+				return printJSON(cmd.OutOrStdout(), w)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: removed\n", escape(w.ID))
+			return err
 		})
 	})
 	return cmd

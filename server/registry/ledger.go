@@ -113,11 +113,17 @@ func (t *tx) complete() (int64, error) {
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, int64(t.space("ledger")))
 }
 
-// Events returns entries of the ledger in order of Seq. An event that was
+// Events returns the entries of EventPage.
+func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, error) {
+	p, err := r.EventPage(ctx, f)
+	return p.Events, err
+}
+
+// EventPage returns entries of the ledger in order of Seq. An event that was
 // returned has no earlier one that is still to come. An event that was committed
 // is held back while a transaction of the fleet is open that was begun before it,
 // on Postgres.
-func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, error) {
+func (r *Registry) EventPage(ctx context.Context, f EventFilter) (EventPage, error) {
 	var w where
 	w.add("seq > ?", f.After)
 	w.before(f.Before)
@@ -130,14 +136,14 @@ func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, er
 	if f.Kind != "" {
 		w.add("kind = ?", string(f.Kind))
 	}
-	var events []fleet.Event
+	var p EventPage
 	err := r.read(ctx, "read events", func(t *tx) error {
 		bound, err := t.complete()
 		if err != nil {
 			return err
 		}
 		w.add("seq <= ?", bound)
-		return t.each(func(row scanner) error {
+		err = t.each(func(row scanner) error {
 			var e fleet.Event
 			var at, token int64
 			var fields string
@@ -145,22 +151,27 @@ func (r *Registry) Events(ctx context.Context, f EventFilter) ([]fleet.Event, er
 				return err
 			}
 			e.At, e.Token = instant(at), fence.Token(token)
-			events = append(events, e)
+			p.Events = append(p.Events, e)
 			if fields == "" {
 				return nil
 			}
-			last := &events[len(events)-1]
+			last := &p.Events[len(p.Events)-1]
 			if e.Kind == fleet.EventTakeover {
 				last.Fields = &fleet.Evidence{}
 				return json.Unmarshal([]byte(fields), last.Fields)
 			}
 			return json.Unmarshal([]byte(fields), &last.Fields)
 		}, w.page(eventColumns, "fleet_event", f.Limit, f.Last), w.args...)
+		if err != nil {
+			return err
+		}
+		// After the entries, so that none is missing that the mark does not tell of.
+		return t.row("SELECT pruned FROM {s}fleet_single").Scan(&p.Pruned)
 	})
 	if f.Last {
-		slices.Reverse(events)
+		slices.Reverse(p.Events)
 	}
-	return events, err
+	return p, err
 }
 
 // Taken is one takeover of the ledger. Evidence.To is "" while nobody has the
@@ -243,12 +254,25 @@ const running = `SELECT 1 FROM {s}fleet_takeover k JOIN {s}fleet_work w ON w.id 
 // Prune deletes, under a term, some of what a retention does not keep, oldest
 // first, and says how many rows that were and whether there may be more: then call
 // it again. The record of a takeover that is still under way is kept, and its event
-// too, whatever their age. The tokens of items that come later begin above those of
-// the deleted ones. The verdict's code is stale_token if the term is over.
+// too, whatever their age. EventPage.Pruned says up to where events are missing. The
+// tokens of items that come later begin above those of the deleted ones. The verdict's
+// code is stale_token if the term is over.
 func (r *Registry) Prune(ctx context.Context, f Fence, keep Retention) (deleted int64, more bool, _ Verdict, _ error) {
 	v, err := r.decide(ctx, "prune", f, "", func(t *tx) (Verdict, error) {
 		prune := func(table, key, condition string, arg int64) error {
 			n, err := t.exec("DELETE FROM {s}"+table+" WHERE "+key+" IN (SELECT "+key+" FROM {s}"+table+" x WHERE "+condition+fmt.Sprintf(" ORDER BY %s LIMIT %d)", key, PruneBatch), arg)
+			deleted, more = deleted+n, more || n == PruneBatch
+			return err
+		}
+		var last int64 // event that was deleted
+		pruneEvents := func(condition string, arg int64) error {
+			var n int64
+			err := t.each(func(row scanner) error {
+				var seq int64
+				err := row.Scan(&seq)
+				n, last = n+1, max(last, seq)
+				return err
+			}, "DELETE FROM {s}fleet_event WHERE seq IN (SELECT seq FROM {s}fleet_event x WHERE "+condition+fmt.Sprintf(" ORDER BY seq LIMIT %d) RETURNING seq", PruneBatch), arg)
 			deleted, more = deleted+n, more || n == PruneBatch
 			return err
 		}
@@ -273,7 +297,7 @@ func (r *Registry) Prune(ctx context.Context, f Fence, keep Retention) (deleted 
 			// Up to the first that is young enough, for which no index is needed: the order
 			// of numbers is that of time, as long as the database's clock is not set back.
 			const old = "seq < coalesce((SELECT seq FROM {s}fleet_event WHERE at_us >= $1 ORDER BY seq LIMIT 1), 9223372036854775807)"
-			if err := prune("fleet_event", "seq", old+settled, before(keep.Events)); err != nil {
+			if err := pruneEvents(old+settled, before(keep.Events)); err != nil {
 				return Verdict{}, err
 			}
 		}
@@ -283,7 +307,12 @@ func (r *Registry) Prune(ctx context.Context, f Fence, keep Retention) (deleted 
 			}
 		}
 		if keep.MaxEvents > 0 {
-			if err := prune("fleet_event", "seq", "seq <= (SELECT max(seq) FROM {s}fleet_event) - $1"+settled, keep.MaxEvents); err != nil {
+			if err := pruneEvents("seq <= (SELECT max(seq) FROM {s}fleet_event) - $1"+settled, keep.MaxEvents); err != nil {
+				return Verdict{}, err
+			}
+		}
+		if last > 0 {
+			if _, err := t.exec("UPDATE {s}fleet_single SET pruned = {greatest}(pruned, $1)", last); err != nil {
 				return Verdict{}, err
 			}
 		}

@@ -83,6 +83,10 @@ func TestPrune(t *testing.T) {
 		if got, want := left(), []string{"node_alive new", "work_started wayn2"}; !slices.Equal(got, want) {
 			t.Errorf("left in the end: got %q, want %q", got, want)
 		}
+		page, err := b.EventPage(b.ctx, registry.EventFilter{})
+		if must(t, err); page.Pruned == 0 || page.Pruned >= page.Events[0].Seq {
+			t.Errorf("got %+v, want the number of the last event that was deleted", page)
+		}
 		if _, _, v, err = b.Prune(b.ctx, term, registry.Retention{}); v.Code != "" || err != nil || len(left()) != 2 {
 			t.Errorf("a retention that keeps all: got %+v, %v, left %q", v, err, left())
 		}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 var migrations embed.FS
 
 // Version is the version of the tables that this package needs.
-const Version = 3
+const Version = 4
 
 // Migrate makes the tables and views or brings them to this package's version,
 // in one transaction. The lease tables must be there. It returns an error
@@ -94,14 +95,21 @@ var readColumns = []string{
 	"SELECT " + eventColumns + " FROM {s}fleet_event LIMIT 0",
 	"SELECT " + takenColumns + " FROM {s}fleet_takeover LIMIT 0",
 	"SELECT seq, domain, what, actor, reason, at_us FROM {s}fleet_brake_order LIMIT 0",
-	"SELECT suspect_us, brake, brake_us FROM {s}fleet_single LIMIT 0",
+	"SELECT suspect_us, brake, brake_us, pruned FROM {s}fleet_single LIMIT 0",
 	"SELECT token FROM {s}fleet_floor LIMIT 0",
 }
 
+// ErrNoFleet reports a database that has no fleet's tables. It matches store.ErrSchema.
+var ErrNoFleet = fmt.Errorf("%w: no fleet here yet: run: tenure migrate", store.ErrSchema)
+
 // Check reports whether the tables are as this package needs them, with an error
-// matching store.ErrSchema that names the next step. It changes nothing.
+// matching store.ErrSchema that names the next step: ErrNoFleet if there are none. It
+// changes nothing.
 func (r *Registry) Check(ctx context.Context) error {
 	return r.read(ctx, "check", func(t *tx) error {
+		if found, err := t.hasTable("fleet_schema"); err != nil || !found {
+			return cmp.Or(err, ErrNoFleet)
+		}
 		present, err := t.version()
 		if err != nil {
 			return err

@@ -134,3 +134,11 @@ type EventFilter struct {
 	Limit  int  // 0: 1,000
 	Last   bool // the newest Limit events, still in order of Seq
 }
+
+// EventPage is a part of the ledger.
+type EventPage struct {
+	Events []fleet.Event
+	// Pruned is the Seq of the last event that Prune has deleted, 0 if none: up to it
+	// others may be missing too.
+	Pruned int64
+}

@@ -113,14 +113,14 @@ func (t *tx) floor() (floor int64, err error) {
 
 // submitted answers for an item that may be there already.
 func (t *tx) submitted(id, text string) (v Verdict, found bool, err error) {
-	var present, owner string
+	var present, state, owner string
 	var token int64
-	err = t.row("SELECT spec, owner, token FROM {s}fleet_work WHERE id = $1", id).Scan(&present, &owner, &token)
+	err = t.row("SELECT spec, state, owner, token FROM {s}fleet_work WHERE id = $1", id).Scan(&present, &state, &owner, &token)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Verdict{}, false, nil
 	}
 	if err == nil && present != text {
-		v = refused(fleet.CodeWorkExists, "there is another work item %q", id)
+		v = refused(fleet.CodeWorkExists, "there is another work item %q, which is %s", id, state)
 	}
 	v.Owner, v.Current = owner, fence.Token(token)
 	return v, true, err
@@ -296,6 +296,34 @@ func (r *Registry) Move(ctx context.Context, f Fence, work string, o Order) (Ver
 			return Verdict{}, nil
 		}
 		return t.orderStop(w, true, o)
+	})
+}
+
+// Forget deletes an item that has ended: wrong_state if it has not. Whoever submits its
+// name again begins with a larger token.
+func (r *Registry) Forget(ctx context.Context, work string, o Order) (Verdict, error) {
+	return r.decide(ctx, "forget work", Fence{}, work, func(t *tx) (Verdict, error) {
+		var floor int64 // locked before the item, as who submits and who prunes do
+		if err := t.row("SELECT token FROM {s}fleet_floor{lock}").Scan(&floor); err != nil {
+			return Verdict{}, err
+		}
+		w, found, err := t.lockWork(work)
+		switch {
+		case err != nil:
+			return Verdict{}, err
+		case !found:
+			return noSuchWork(work), nil
+		case !w.State.Ended():
+			return refused(fleet.CodeWrongState, "work item %q is %s: only what has ended can be forgotten", work, w.State).with(w), nil
+		}
+		if _, err := t.exec("UPDATE {s}fleet_floor SET token = $1", max(floor, int64(w.Token))); err != nil {
+			return Verdict{}, err
+		}
+		if _, err := t.exec("DELETE FROM {s}fleet_work WHERE id = $1", work); err != nil {
+			return Verdict{}, err
+		}
+		v := Verdict{Event: fleet.Event{Kind: fleet.EventForgotten, Work: work, Token: w.Token, Actor: o.Actor, Text: o.Reason}}
+		return v, t.append(&v.Event)
 	})
 }
 

@@ -89,6 +89,29 @@ func TestSubmitTwice(t *testing.T) {
 	})
 }
 
+// TestForget: an item that has ended is forgotten, and its name begins above its token.
+func TestForget(t *testing.T) {
+	both(t, func(t *testing.T, b *bed) {
+		lease := b.node("n1", 4)
+		ann := registry.Order{Actor: "ann", Reason: "again"}
+		v, err := b.Forget(b.ctx, "w", ann)
+		b.code(fleet.CodeNoSuchWork, v, err)
+		b.run("w", "n1", lease, false)
+		v, err = b.Forget(b.ctx, "w", ann)
+		b.code(fleet.CodeWrongState, v, err)
+		b.exec("UPDATE fleet_work SET token = 7")
+		b.code("", b.report("w", "n1", 7, lease, fleet.Succeeded), nil)
+		v, err = b.Forget(b.ctx, "w", ann)
+		b.code("", v, err)
+		if v.Event.Kind != fleet.EventForgotten || v.Event.Token != 7 || v.Event.Actor != "ann" {
+			t.Errorf("got event %+v, want that ann removed it at token 7", v.Event)
+		}
+		v, err = b.SubmitTo(b.ctx, spec("w", true), registry.Placement{Node: "n1", Lease: lease})
+		b.code("", v, err)
+		b.is("w", fleet.Placed, "n1", 8)
+	})
+}
+
 func TestPlaceRefusals(t *testing.T) {
 	both(t, func(t *testing.T, b *bed) {
 		lease := b.node("n1", 1)
