@@ -3,7 +3,9 @@ package api
 import (
 	"time"
 
+	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/fleet"
+	"github.com/tenurehq/tenure/store"
 )
 
 // Identity answers GET whoami: whom the server takes the sender for.
@@ -86,10 +88,41 @@ type Fleet struct {
 	WatchedMS int64 `json:"watched_ms"`
 	Watching  bool  `json:"watching"`
 
+	// Reconciler says whether anybody moves and places work.
+	Reconciler Reconciler `json:"reconciler"`
+
 	IntervalMS int64 `json:"interval_ms"`
 	SuspectMS  int64 `json:"suspect_ms"`
 	NodeTTLMS  int64 `json:"node_ttl_ms"`
 }
+
+// Reconciler says who reconciles, by the lease for it, as the store answered just
+// now. While nobody does, nothing is placed, taken over or drained, and the brake
+// judges nothing.
+type Reconciler struct {
+	// Status is that of the lease; "unheld" also if nobody ever had it. It is "" if
+	// the store could not be asked, which Error explains.
+	Status store.Status `json:"status,omitempty"`
+	Error  string       `json:"error,omitempty"`
+	Holder string       `json:"holder,omitempty"` // of the term, or of the last one
+	Token  fence.Token  `json:"token,omitzero"`
+	// Revoked: an operator ended the term, whose holder may go on until it hears of it.
+	Revoked bool `json:"revoked,omitempty"`
+	// Since is when the term began; if there is none, when the last one was over; zero
+	// if there was none yet.
+	Since time.Time `json:"since,omitzero"`
+	// Here: the asked replica is the one that reconciles.
+	Here bool `json:"here,omitempty"`
+	// Failing says what the last step of the asked replica as reconciler failed with,
+	// and FailingSince when the first one did since one went well. It stays, after
+	// this replica gave the lease back for that, until a step of its own goes well.
+	// Only the replica itself knows it.
+	Failing      string    `json:"failing,omitempty"`
+	FailingSince time.Time `json:"failing_since,omitzero"`
+}
+
+// Idle reports whether nobody is known to reconcile.
+func (r *Reconciler) Idle() bool { return r.Status != store.Held || r.Revoked }
 
 // ReasonCount says how many nodes a reason excludes.
 type ReasonCount struct {

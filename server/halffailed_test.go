@@ -60,9 +60,15 @@ func TestHalfFailedReconciler(t *testing.T) {
 	if err := half.Ready(); err != nil {
 		t.Errorf("the half-failed one: %v, want it ready, for it can answer", err)
 	}
-	if half.active.Load() || !half.failed.Load() || b.failed.Load() {
-		t.Errorf("the half-failed one: active %v, failing %v; the other: failing %v; want only the first failing, and not active",
+	if half.active.Load() || half.failed.Load() == nil || b.failed.Load() != nil {
+		t.Errorf("the half-failed one: active %v, failing %+v; the other: failing %+v; want only the first failing, and not active",
 			half.active.Load(), half.failed.Load(), b.failed.Load())
+	}
+	if r := half.reconciling(t.Context()); r.Idle() || r.Here || r.Failing == "" || r.FailingSince.IsZero() {
+		t.Errorf("the half-failed one tells %+v, want that it failed, and that another reconciles", r)
+	}
+	if r := b.reconciling(t.Context()); r.Idle() || !r.Here || r.Failing != "" {
+		t.Errorf("the other tells %+v, want that it reconciles", r)
 	}
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -35,8 +36,42 @@ func (h *handler) whoami(ctx context.Context, _ *struct{}) (*of[api.Identity], e
 	return answer(api.Identity{Role: string(id.Role), Node: id.Node})
 }
 
-func (h *handler) getFleet(context.Context, *struct{}) (*of[api.Fleet], error) {
-	return answer(h.fleet(h.view()))
+func (h *handler) getFleet(ctx context.Context, _ *struct{}) (*of[api.Fleet], error) {
+	f := h.fleet(h.view())
+	f.Reconciler = h.reconciling(ctx)
+	return answer(f)
+}
+
+// reconciling asks the store who reconciles. That it does not answer is part of the
+// answer: all else that is known of the fleet is in memory.
+func (s *Server) reconciling(ctx context.Context) api.Reconciler {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Interval)
+	defer cancel()
+	r := api.Reconciler{Here: s.active.Load()}
+	if failed := s.failed.Load(); failed != nil {
+		r.Failing, r.FailingSince = failed.text, failed.since
+	}
+	rec, err := s.st.Get(ctx, ReconcilerLease)
+	if errors.Is(err, store.ErrNotFound) {
+		rec, err = store.Record{Status: store.Unheld}, nil
+	}
+	if err != nil {
+		r.Error = err.Error()
+		return r
+	}
+	r.Status, r.Holder, r.Token, r.Revoked = rec.Status, rec.Holder, rec.Token, rec.Revoked
+	switch rec.Status {
+	case store.Held:
+		r.Since = rec.AcquiredAt
+	case store.Lapsed:
+		r.Since = rec.ExpiresAt
+	case store.Released:
+		r.Since = rec.EndedAt
+	}
+	if !r.Since.IsZero() {
+		r.Since = r.Since.UTC()
+	}
+	return r
 }
 
 func (h *handler) getAges(context.Context, *struct{}) (*of[api.Ages], error) {

@@ -67,12 +67,13 @@ func (h *handler) submit(ctx context.Context, in *of[api.SubmitRequest]) (*of[ap
 type worksInput struct {
 	State string `query:"state" doc:"only in these states, joined by commas"`
 	Owner string `query:"owner" doc:"only those that this node has, or had last"`
+	Stuck bool   `query:"stuck" doc:"only those that are stuck"`
 	After string `query:"after" doc:"the id after which the page begins"`
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" doc:"items on the page; 1000 if left out"`
 }
 
 func (h *handler) works(ctx context.Context, in *worksInput) (*of[api.Works], error) {
-	f := registry.Filter{Owner: in.Owner, After: in.After, Limit: cmp.Or(in.Limit, worksLimit)}
+	f := registry.Filter{Owner: in.Owner, Stuck: in.Stuck, After: in.After, Limit: cmp.Or(in.Limit, worksLimit)}
 	if in.State != "" {
 		for state := range strings.SplitSeq(in.State, ",") {
 			if s := fleet.WorkState(state); slices.Contains(workStates, s) {

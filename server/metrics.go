@@ -136,7 +136,7 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	ch.gauge(m.build, 1, m.version, s.cfg.Name)
 	ch.gauge(m.ready, truth(s.Ready() == nil))
 	ch.gauge(m.active, truth(s.active.Load()))
-	ch.gauge(m.failed, truth(s.failed.Load()))
+	ch.gauge(m.failed, truth(s.failed.Load() != nil))
 	ch.gauge(m.refreshed, s.refreshAge().Seconds())
 	ch.gauge(m.limit, (time.Duration(s.cfg.SuspectAfter) * s.cfg.Interval).Seconds())
 	counted := s.Counts()

@@ -112,7 +112,7 @@ func (r *reconciler) run(ctx context.Context, t *tenure.Term) error {
 		if ctx.Err() != nil {
 			return
 		}
-		r.failed.Store(err != nil && !errors.Is(err, errDeposed))
+		r.noteStep(err)
 		if err == nil {
 			failures = 0
 			return
@@ -127,6 +127,25 @@ func (r *reconciler) run(ctx context.Context, t *tenure.Term) error {
 		}
 	})
 	return context.Cause(ctx)
+}
+
+// stepFailure says that a replica's last step as reconciler failed, and as what.
+type stepFailure struct {
+	text  string
+	since time.Time // the first that failed since one went well
+}
+
+// noteStep notes how a step ended. That a later term was granted is no failure.
+func (s *Server) noteStep(err error) {
+	if err == nil || errors.Is(err, errDeposed) {
+		s.failed.Store(nil)
+		return
+	}
+	now := stepFailure{err.Error(), time.Now().UTC()}
+	if was := s.failed.Load(); was != nil {
+		now.since = was.since
+	}
+	s.failed.Store(&now)
 }
 
 // step looks once at everything. What one stage could not do is left to the next

@@ -42,7 +42,7 @@ type Server struct {
 	skew      atomic.Int64          // the database's clock less this host's, ns
 	brakes    atomic.Pointer[[]fleet.BrakeState]
 	active    atomic.Bool                   // this replica reconciles
-	failed    atomic.Bool                   // its last step as reconciler failed
+	failed    atomic.Pointer[stepFailure]   // of its last step as reconciler; nil if that went well
 	keeper    atomic.Pointer[tenure.Keeper] // of the reconciler's lease; nil before Run
 	cursor    registry.Cursor
 	wake      chan struct{}                      // asks for a refresh now

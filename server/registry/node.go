@@ -144,7 +144,7 @@ func (t *tx) addWork(nodes []Node, all bool) error {
 		}
 		addResources(n.Reserved, more)
 		return nil
-	}, "SELECT w.owner, w.resources, w.state = 'running' AND w.stuck_after_us > 0 AND {now} - {greatest}(w.progress_us, w.started_us) > w.stuck_after_us FROM {s}fleet_work w WHERE w.{owned}"+where, args...)
+	}, "SELECT w.owner, w.resources, "+isStuck+" FROM {s}fleet_work w WHERE w.{owned}"+where, args...)
 }
 
 // Sign is what changes of a node at each beat.

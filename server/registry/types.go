@@ -120,6 +120,7 @@ type Owned struct {
 type Filter struct {
 	States []fleet.WorkState
 	Owner  string
+	Stuck  bool   // only items that are stuck
 	After  string // id; for paging in order of id
 	Limit  int    // 0: 1,000
 }

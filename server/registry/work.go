@@ -16,6 +16,9 @@ import (
 const (
 	workColumns = `w.spec, w.state, w.owner, w.token, w.moving, w.why, w.progress, w.progress_us, w.submitted_us, w.assigned_us, w.started_us, w.ended_us, w.exit_code, w.result, w.taken_from, w.takeovers`
 
+	// as fleet.Work.StuckSince has it
+	isStuck = "w.state = 'running' AND w.stuck_after_us > 0 AND {now} - {greatest}(w.progress_us, w.started_us) > w.stuck_after_us"
+
 	// of a row that an outer join may have left empty
 	workOrNone = `coalesce(w.spec, '{}'), coalesce(w.state, ''), coalesce(w.owner, ''), coalesce(w.token, 0), coalesce(w.moving, false), coalesce(w.why, ''), coalesce(w.progress, ''),
 		coalesce(w.progress_us, 0), coalesce(w.submitted_us, 0), coalesce(w.assigned_us, 0), coalesce(w.started_us, 0), coalesce(w.ended_us, 0), coalesce(w.exit_code, 0), coalesce(w.result, ''),
@@ -155,6 +158,9 @@ func (r *Registry) Works(ctx context.Context, f Filter) ([]fleet.Work, error) {
 		if f.Owner != "" {
 			args = append(args, f.Owner)
 			where += fmt.Sprintf(" AND w.owner = $%d", len(args))
+		}
+		if f.Stuck {
+			where += " AND " + isStuck
 		}
 		args = append(args, limit(f.Limit))
 		return t.each(func(row scanner) error {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tenurehq/tenure/fence"
 	"github.com/tenurehq/tenure/fleet"
@@ -517,6 +518,32 @@ func TestBatchOfReports(t *testing.T) {
 		must(t, err)
 		if len(ended) != 100 || len(running) != 16 || running[0].ID != "w102" {
 			t.Errorf("got %d ended and a page of %d running, want 100 and 16", len(ended), len(running))
+		}
+	})
+}
+
+// Works finds the items that are stuck, by the database's clock.
+func TestStuckWorks(t *testing.T) {
+	both(t, func(t *testing.T, b *bed) {
+		l := b.node("n1", 9)
+		for id, limit := range map[string]int64{"never": 0, "later": 3_600_000, "stuck": 1} {
+			s := spec(id, true)
+			s.StuckAfterMS = limit
+			v, err := b.SubmitTo(b.ctx, s, registry.Placement{Node: "n1", Lease: l})
+			b.code("", v, err)
+			b.code("", b.report(id, "n1", 1, l, fleet.Running), nil)
+		}
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for bound := time.Now().Add(10 * time.Second); ; <-tick.C {
+			stuck, err := b.Works(b.ctx, registry.Filter{Stuck: true, Owner: "n1"})
+			must(t, err)
+			if len(stuck) == 1 && stuck[0].ID == "stuck" {
+				return
+			}
+			if len(stuck) > 0 || time.Now().After(bound) {
+				t.Fatalf("got %+v, want the one that is", stuck)
+			}
 		}
 	})
 }
