@@ -145,17 +145,30 @@ func ended(how string) string {
 // leasesPage is a page of the leases, in order of name.
 type leasesPage struct {
 	Prefix, After string
-	Leases        []api.Record
+	Leases        []leaseRow
 	Next          string
 }
 
-func showLeases(ctx context.Context, q *question) (view, error) {
+// leaseRow is a lease as the table shows it. Past is nil if the store keeps none.
+type leaseRow struct {
+	api.Record
+	Past *past
+}
+
+func (d *Dashboard) showLeases(ctx context.Context, q *question) (view, error) {
 	p := leasesPage{Prefix: q.get("prefix"), After: q.get("after")}
 	page, err := q.Leases(ctx, api.LeaseQuery{Prefix: p.Prefix, After: p.After, Limit: pageRows})
 	if err != nil {
 		return view{}, err
 	}
-	p.Leases = page.Leases
+	leases := api.NewStore(q.Client)
+	for i := range page.Leases {
+		row := leaseRow{Record: page.Leases[i]}
+		if row.Past, err = d.pasts.of(ctx, leases, &row.Record); err != nil {
+			return view{}, err
+		}
+		p.Leases = append(p.Leases, row)
+	}
 	if page.Next != "" {
 		p.Next = link("/ui/leases", "prefix", p.Prefix, "after", page.Next)
 	}

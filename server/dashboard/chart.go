@@ -61,7 +61,7 @@ func beatsData(ctx context.Context, q *question) (any, error) {
 		return nil, err
 	}
 	c := chart{Unit: "", Limit: &limit{"suspect", 1}, Series: []series{
-		{Label: "suspicion", Kind: "area"}, {Label: "beat with renewal", Kind: "points"}, {Label: "beat without", Kind: "points"},
+		{Label: "suspicion", Kind: "area"}, {Label: "beats that renewed", Kind: "points"}, {Label: "beats that did not", Kind: "points"},
 	}}
 	add := func(at time.Time, level float64, beat *api.BeatMark) {
 		c.X = append(c.X, seconds(at))

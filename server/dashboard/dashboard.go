@@ -41,6 +41,7 @@ type Dashboard struct {
 	pages  cache
 	live   live
 	rates  rates
+	pasts  pasts
 }
 
 // asset is a file of the binary. Its path has a sum of its content, so that a
@@ -68,7 +69,7 @@ func New(cfg Config) *Dashboard {
 		"GET /ui/{$}":          showFleet,
 		"GET /ui/brake":        showBrake,
 		"GET /ui/nodes/{id}":   d.showNode,
-		"GET /ui/leases":       showLeases,
+		"GET /ui/leases":       d.showLeases,
 		"GET /ui/lease":        showLease,
 		"GET /ui/lease/revoke": showRevoke,
 		"GET /ui/work":         d.showWorks,

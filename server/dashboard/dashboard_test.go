@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -357,5 +359,180 @@ func TestDenied(t *testing.T) {
 	}
 	if len(d.pages.kept) != 0 {
 		t.Error("something was kept for nobody")
+	}
+}
+
+// asked answers some paths with JSON, and notes the queries that it got for them.
+type asked struct {
+	mu      sync.Mutex
+	answers map[string]string
+	queries map[string][]string
+}
+
+func (a *asked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.queries == nil {
+		a.queries = map[string][]string{}
+	}
+	a.queries[r.URL.Path] = append(a.queries[r.URL.Path], r.URL.Query().Encode())
+	text, ok := a.answers[r.URL.Path]
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, text)
+}
+
+// plain is a page as its reader sees it, nearly: without tags, and with one space at a time.
+func plain(page string) string {
+	return strings.Join(strings.Fields(html.UnescapeString(regexp.MustCompile(`<[^>]*>`).ReplaceAllString(page, ""))), " ")
+}
+
+// TestReconciler says first that nobody reconciles, since when, and that it fails.
+func TestReconciler(t *testing.T) {
+	t.Parallel()
+	const brake = "The brake is engaged."
+	for name, tc := range map[string]struct {
+		reconciler string
+		says       []string
+		banner     bool
+	}{
+		"well":    {`{"status":"held","holder":"host-1/7","token":"4","since":"2026-01-01T10:00:00Z","here":true}`, []string{"host-1/7 reconciles, which is this replica, since"}, false},
+		"lapsed":  {`{"status":"lapsed","holder":"host-1/7","token":"4","since":"2026-01-01T10:00:00Z"}`, []string{"Nobody reconciles since 2026-01-01 10:00:00 UTC.", "The last one was host-1/7, whose term with token 4 lapsed"}, true},
+		"never":   {`{"status":"unheld"}`, []string{"Nobody reconciles, and nobody has yet."}, true},
+		"revoked": {`{"status":"held","holder":"host-1/7","token":"4","revoked":true,"since":"2026-01-01T10:00:00Z"}`, []string{"The reconciler was revoked."}, true},
+		"freed":   {`{"status":"released","holder":"host-1/7","token":"4","revoked":true,"since":"2026-01-01T10:00:00Z"}`, []string{"Nobody reconciles since 2026-01-01 10:00:00 UTC.", "whose term with token 4 was revoked"}, true},
+		"unknown": {`{"error":"the disk is full"}`, []string{"Whether anybody reconciles is not known", "the disk is full"}, true},
+		"failing": {`{"status":"held","holder":"host-1/7","token":"4","here":true,"since":"2026-01-01T10:00:00Z","failing":"a <b>table</b> is missing","failing_since":"2026-01-01T11:00:00Z"}`, []string{"The reconciler is failing since 2026-01-01 11:00:00 UTC.", "a <b>table</b> is missing"}, true},
+		"failed":  {`{"status":"released","holder":"host-1/7","token":"4","since":"2026-01-01T10:00:00Z","failing":"no table","failing_since":"2026-01-01T09:00:00Z"}`, []string{"Nobody reconciles since", "Replica r failed at it since 2026-01-01 09:00:00 UTC: no table"}, true},
+		"left":    {`{"status":"held","holder":"host-2/9","token":"5","since":"2026-01-01T10:00:00Z","failing":"no table","failing_since":"2026-01-01T09:00:00Z"}`, []string{"host-2/9 reconciles, since", "Before that this replica failed at it: no table"}, false},
+	} {
+		d := New(Config{API: &asked{answers: map[string]string{
+			"/v1/whoami": `{"role":"viewer"}`, "/v1/fleet": `{"server":"r","reasons":[],"reconciler":` + tc.reconciler + `}`, "/v1/nodes": `{"nodes":[]}`, "/v1/events": `{"events":[]}`,
+			"/v1/brake": `{"engaged":true,"domains":[{"domain":"all","engaged":true}]}`,
+		}}})
+		w := answered(d, request(t, http.MethodGet, "/ui/"))
+		page := plain(w.Body.String())
+		for _, says := range tc.says {
+			if !strings.Contains(page, says) {
+				t.Errorf("%s: the page does not say %q, but %.1500s", name, says, page)
+			}
+		}
+		banner, after := strings.Index(w.Body.String(), `id="reconciler"`), strings.Index(w.Body.String(), brake)
+		if (banner >= 0) != tc.banner || after < 0 || banner > after {
+			t.Errorf("%s: a banner at %d, that of the brake at %d; want one %v, and first", name, banner, after, tc.banner)
+		}
+	}
+}
+
+// TestPasts: the list of leases tells takeovers, and asks for the terms of a lease
+// again only when it has a new one.
+func TestPasts(t *testing.T) {
+	t.Parallel()
+	lease := func(token string) string {
+		return `{"leases":[{"name":"job","status":"held","holder":"c","token":"` + token + `","ttl_us":1000000,"remaining_us":1000000,"acquired_at":"2026-01-01T10:00:40Z","now":"2026-01-01T10:01:00Z"}]}`
+	}
+	a := &asked{answers: map[string]string{
+		"/v1/whoami": `{"role":"viewer"}`, "/v1/leases": lease("3"),
+		"/v1/leases/history": `{"name":"job","terms":[{"name":"job","token":"3","holder":"c","acquired_at":"2026-01-01T10:00:40Z"},
+			{"name":"job","token":"2","holder":"b","acquired_at":"2026-01-01T10:00:10Z","ended_at":"2026-01-01T10:00:28Z","end":"expired"},
+			{"name":"job","token":"1","holder":"a","acquired_at":"2026-01-01T10:00:00Z","ended_at":"2026-01-01T10:00:10Z","end":"released"}]}`,
+	}}
+	d := New(Config{API: a})
+	for range 3 {
+		w := answered(d, request(t, http.MethodGet, "/ui/leases"))
+		if page := plain(w.Body.String()); !strings.Contains(page, "1 of 3 terms expired, then nobody for 12s") {
+			t.Fatalf("got %s", page)
+		}
+		d.live.turn.Add(1)
+	}
+	if n := len(a.queries["/v1/leases/history"]); n != 1 {
+		t.Errorf("asked for the terms %d times in one term, want once", n)
+	}
+	a.answers["/v1/leases"] = lease("4")
+	answered(d, request(t, http.MethodGet, "/ui/leases"))
+	if n := len(a.queries["/v1/leases/history"]); n != 2 {
+		t.Errorf("asked for the terms %d times after a new one, want twice", n)
+	}
+	a.answers["/v1/leases"], a.answers["/v1/leases/history"] = lease("5"), `{"name":"job","terms":[]}`
+	d.live.turn.Add(1)
+	if page := plain(answered(d, request(t, http.MethodGet, "/ui/leases")).Body.String()); !strings.Contains(page, "not kept") {
+		t.Errorf("without terms: got %s", page)
+	}
+}
+
+// TestPruned says which entries are not kept any more, and leads through the ledger.
+func TestPruned(t *testing.T) {
+	t.Parallel()
+	var many []string
+	for i := range ledgerRows {
+		many = append(many, fmt.Sprintf(`{"seq":%d,"kind":"node_joined"}`, 501+i))
+	}
+	a := &asked{answers: map[string]string{"/v1/whoami": `{"role":"viewer"}`, "/v1/events": `{"events":[` + strings.Join(many, ",") + `],"next":700,"pruned":true,"text":"events before 501 were dropped"}`}}
+	d := New(Config{API: a})
+	page := answered(d, request(t, http.MethodGet, "/ui/events?after=20&node=n1")).Body.String()
+	if says := plain(page); !strings.Contains(says, "events before 501 were dropped") || strings.Contains(page, "Older") || !strings.Contains(page, `href="/ui/events?after=700&amp;node=n1"`) {
+		t.Errorf("after 20: got %s", says)
+	}
+	if got, want := a.queries["/v1/events"][0], "after=20&limit=200&node=n1"; got != want {
+		t.Errorf("asked for %q, want %q", got, want)
+	}
+	a.answers["/v1/events"] = strings.Replace(a.answers["/v1/events"], `"pruned":true`, `"pruned":false`, 1)
+	page = answered(d, request(t, http.MethodGet, "/ui/events?before=701")).Body.String()
+	if strings.Contains(page, "dropped") || !strings.Contains(page, `href="/ui/events?before=501"`) || !strings.Contains(page, `href="/ui/events?after=700"`) {
+		t.Errorf("before 701: got %s", plain(page))
+	}
+	if got, want := a.queries["/v1/events"][1], "before=701&last=true&limit=200"; got != want {
+		t.Errorf("asked for %q, want %q", got, want)
+	}
+	if w := answered(d, request(t, http.MethodGet, "/ui/events?after=x")); w.Code != http.StatusBadRequest {
+		t.Errorf("after x: got %d, want 400", w.Code)
+	}
+}
+
+// TestWorks tells what an item is, and finds those that are stuck.
+func TestWorks(t *testing.T) {
+	t.Parallel()
+	a := &asked{answers: map[string]string{"/v1/whoami": `{"role":"viewer"}`, "/v1/work": `{"work":[
+		{"id":"w1","command":["train","--in","<i>"],"movable":true,"state":"running","token":"1","stuck":true,"submitted_at":"2026-01-01T10:00:00Z"},
+		{"id":"w2","command":["` + strings.Repeat("ä", 100) + `"],"state":"running","token":"1","submitted_at":"2026-01-01T10:00:00Z"}],"next":"w2"}`}}
+	page := answered(New(Config{API: a}), request(t, http.MethodGet, "/ui/work?owner=n1&stuck=true")).Body.String()
+	says := plain(page)
+	for _, want := range []string{"movable train --in <i>", "pinned " + strings.Repeat("ä", 79) + "…"} {
+		if !strings.Contains(says, want) {
+			t.Errorf("the page does not say %q, but %s", want, says)
+		}
+	}
+	if want := `href="/ui/work?after=w2&amp;owner=n1&amp;stuck=true"`; !strings.Contains(page, want) {
+		t.Errorf("the next page is not at %s", want)
+	}
+	if got, want := a.queries["/v1/work"][0], "limit=50&owner=n1&stuck=true"; got != want {
+		t.Errorf("asked for %q, want %q", got, want)
+	}
+}
+
+// TestCrowded refuses the stream to a viewer too many, who is shown the page all the same.
+func TestCrowded(t *testing.T) {
+	t.Parallel()
+	d := New(Config{API: fake(map[string]string{"/v1/whoami": `{"role":"viewer"}`, "/v1/brake": `{"engaged":false,"domains":[]}`})})
+	c, err := d.client("localhost", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range maxViewers {
+		turns, ok := d.live.join(&viewer{client: c})
+		if !ok {
+			t.Fatal("too many already")
+		}
+		defer d.live.leave(turns)
+	}
+	w := answered(d, request(t, http.MethodGet, "/ui/live"))
+	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
+		t.Errorf("the stream: got %d %v, want 503 with Retry-After", w.Code, w.Header())
+	}
+	if w := answered(d, request(t, http.MethodGet, "/ui/brake", "HX-Request", "true")); w.Code != http.StatusOK {
+		t.Errorf("the page: got %d, want 200", w.Code)
 	}
 }

@@ -11,7 +11,8 @@
 //
 // A page is kept up to date while somebody looks at it: once each [Tick], and when
 // the ledger grows. What it costs the server depends on how many different pages
-// are looked at, not on how many people look.
+// are looked at, not on how many people look. A page that gets no stream, since too
+// many have one, asks by itself every 5 s and says so, until it gets one.
 //
 // # Not promised
 //

@@ -201,17 +201,53 @@ func showBrake(ctx context.Context, q *question) (view, error) {
 	return view{title: "Brake", template: "brake", data: brakePage{b}}, nil
 }
 
-// eventsPage is the ledger, newest first.
+// ledgerRows is how many entries of the ledger a page has.
+const ledgerRows = 200
+
+// eventsPage is a page of the ledger, newest first: the last one, the one before an
+// entry, or the one after an entry.
 type eventsPage struct {
 	Node, Work, Kind string
+	Before, After    int64 // 0 if not asked for
 	Events           []fleet.Event
+	Pruned           string // says what was asked for and is kept no more; "" if nothing is
+	Older, Newer     string // URLs; "" if there are none
+}
+
+// With returns the URL of another page of the same events.
+func (p *eventsPage) With(name string, seq int64) string {
+	return link("/ui/events", "node", p.Node, "work", p.Work, "kind", p.Kind, name, seq)
 }
 
 func showEvents(ctx context.Context, q *question) (view, error) {
 	p := eventsPage{Node: q.get("node"), Work: q.get("work"), Kind: q.get("kind")}
-	var err error
-	if p.Events, err = newest(ctx, q, api.EventQuery{Node: p.Node, Work: p.Work, Kind: fleet.EventKind(p.Kind), Limit: 200}); err != nil {
+	for name, into := range map[string]*int64{"before": &p.Before, "after": &p.After} {
+		if text := q.get(name); text != "" {
+			n, err := strconv.ParseInt(text, 10, 64)
+			if err != nil || n < 0 {
+				return view{}, api.RefuseInvalid(name, text, "the number of an event")
+			}
+			*into = n
+		}
+	}
+	eq := api.EventQuery{Node: p.Node, Work: p.Work, Kind: fleet.EventKind(p.Kind), Before: p.Before, After: p.After, Limit: ledgerRows, Last: p.After == 0}
+	page, err := q.Client.Events(ctx, eq)
+	if err != nil {
 		return view{}, err
 	}
-	return view{title: "Events", template: "events", data: p}, nil
+	p.Events = page.Events
+	if page.Pruned {
+		p.Pruned = page.Text
+	}
+	full := len(p.Events) == ledgerRows
+	if len(p.Events) > 0 && (full || p.After > 0) && !page.Pruned {
+		p.Older = p.With("before", p.Events[0].Seq)
+	}
+	if p.After > 0 && full {
+		p.Newer = p.With("after", page.Next)
+	} else if p.Before > 0 && len(p.Events) > 0 {
+		p.Newer = p.With("after", p.Events[len(p.Events)-1].Seq)
+	}
+	slices.Reverse(p.Events)
+	return view{title: "Events", template: "events", data: &p}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tenurehq/tenure/api"
@@ -13,6 +14,7 @@ import (
 // worksPage is a page of the work, in order of id.
 type worksPage struct {
 	State, Owner, After string
+	Stuck               string // "true": only what is stuck
 	Rows                []workRow
 	Next                string
 	States              []fleet.WorkState
@@ -26,10 +28,13 @@ type workRow struct {
 
 func (d *Dashboard) showWorks(ctx context.Context, q *question) (view, error) {
 	p := worksPage{
-		State: q.get("state"), Owner: q.get("owner"), After: q.get("after"),
+		State: q.get("state"), Owner: q.get("owner"), Stuck: q.get("stuck"), After: q.get("after"),
 		States: []fleet.WorkState{fleet.Pending, fleet.Placed, fleet.Running, fleet.Stopping, fleet.Succeeded, fleet.Failed, fleet.Stopped},
 	}
-	wq := api.WorkQuery{Owner: p.Owner, After: p.After, Limit: pageRows}
+	if p.Stuck != "" {
+		p.Stuck = "true"
+	}
+	wq := api.WorkQuery{Owner: p.Owner, Stuck: p.Stuck != "", After: p.After, Limit: pageRows}
 	if p.State != "" {
 		wq.States = []fleet.WorkState{fleet.WorkState(p.State)}
 	}
@@ -41,9 +46,19 @@ func (d *Dashboard) showWorks(ctx context.Context, q *question) (view, error) {
 		p.Rows = append(p.Rows, workRow{w, d.rates.see(&w)})
 	}
 	if page.Next != "" {
-		p.Next = link("/ui/work", "state", p.State, "owner", p.Owner, "after", page.Next)
+		p.Next = link("/ui/work", "state", p.State, "owner", p.Owner, "stuck", p.Stuck, "after", page.Next)
 	}
 	return view{title: "Work", template: "works", data: p}, nil
+}
+
+// Command is what it runs, on one line that is cut when it is long.
+func (w workRow) Command() string {
+	const most = 80 // characters
+	line := []rune(strings.Join(w.Work.Command, " "))
+	if len(line) > most {
+		return string(line[:most-1]) + "…"
+	}
+	return string(line)
 }
 
 // workPage is one item: who has it, how far it is, and how it came there.

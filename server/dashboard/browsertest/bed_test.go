@@ -210,15 +210,15 @@ func (b *bed) run(n *node, spec fleet.Spec, progress string) fence.Token {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.report(n, w.ID, w.Token, progress)
+	b.report(n, w.ID, w.Token, fleet.Running, progress)
 	return w.Token
 }
 
-// report says how far an item is.
-func (b *bed) report(n *node, work string, token fence.Token, progress string) {
+// report says how an item stands, and how far it is.
+func (b *bed) report(n *node, work string, token fence.Token, state fleet.WorkState, progress string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n.beat.Work = append(n.beat.Work, api.WorkReport{Work: work, Token: token, Lease: n.beat.Renew.Token, State: fleet.Running, Progress: progress})
+	n.beat.Work = append(n.beat.Work, api.WorkReport{Work: work, Token: token, Lease: n.beat.Renew.Token, State: state, Progress: progress})
 }
 
 // set changes what nodes do.

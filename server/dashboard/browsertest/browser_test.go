@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -183,6 +184,57 @@ func (b *browser) until(what, expression string) {
 		if time.Now().After(bound) {
 			b.quiet()
 			b.t.Fatalf("not in time: %s; the page says %.600q", what, eval[string](b, "document.body.innerText"))
+		}
+	}
+}
+
+// says waits until the page that is loaded has a text.
+func (b *browser) says(what string) {
+	b.t.Helper()
+	b.until(what, fmt.Sprintf("document.readyState === 'complete' && document.body.innerText.includes(%q)", what))
+}
+
+// fill fills the fields of a form, and sends it.
+func (b *browser) fill(form string, fields map[string]string) {
+	b.t.Helper()
+	script := fmt.Sprintf("(() => { const f = document.querySelector(%q);", `form[action="`+form+`"]`)
+	for name, value := range fields {
+		script += fmt.Sprintf("f.elements[%q].value = %q;", name, value)
+	}
+	eval[bool](b, script+"f.requestSubmit(); return true; })()")
+}
+
+// login sends a token, once the page for that is there.
+func (b *browser) login(token string) {
+	b.t.Helper()
+	b.until("the login", "document.readyState === 'complete' && location.pathname === '/ui/login'")
+	eval[bool](b, fmt.Sprintf("document.querySelector('input[name=token]').value = %q; document.querySelector('form.stack').requestSubmit(); true", token))
+}
+
+// legends fails for a chart whose legend has a value that says nothing, or two
+// series of one colour.
+func (b *browser) legends(look string) {
+	b.t.Helper()
+	b.until("values in the legends", "[...document.querySelectorAll('.u-value')].every(v => v.textContent !== '--' && v.textContent !== '')")
+	for _, chart := range eval[[]struct {
+		ID             string
+		Values, Labels []string
+		Colours        []string
+	}](b, `[...document.querySelectorAll('.chart')].filter(c => c.querySelector('.u-legend')).map(c => ({ID: c.id,
+		Values: [...c.querySelectorAll('.u-value')].map(v => v.textContent), Labels: [...c.querySelectorAll('.u-label')].map(l => l.textContent),
+		Colours: [...c.querySelectorAll('.u-series')].slice(1).map(s => getComputedStyle(s.querySelector('.u-marker')).borderTopColor)}))`) {
+		seen := map[string]bool{}
+		for i, c := range chart.Colours {
+			if seen[c] {
+				b.t.Errorf("%s: %s: two of the series %q have the colour %s", look, chart.ID, chart.Labels[1:], c)
+			}
+			seen[c] = true
+			if v := chart.Values[i+1]; strings.Trim(v, "–—- ") == "" {
+				b.t.Errorf("%s: %s: %q says %q", look, chart.ID, chart.Labels[i+1], v)
+			}
+		}
+		if len(chart.Colours) == 0 {
+			b.t.Errorf("%s: %s has no series", look, chart.ID)
 		}
 	}
 }

@@ -1,8 +1,12 @@
 package browsertest
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -111,10 +115,12 @@ var pagesToTest = []struct{ name, path, says string }{
 	{"lease", "/ui/lease?name=job/nightly", "Who held it when"},
 	{"revoke", "/ui/lease/revoke?name=job/nightly&token=4", "to confirm"},
 	{"work", "/ui/work", "train-000"},
+	{"work-stuck", "/ui/work?stuck=true", "train-011"},
 	{"work-item", "/ui/work/train-001", "Command"},
 	{"work-moves", "/ui/work/moves", "movable"},
 	{"why", "/ui/why?name=lost-000", "clears when"},
 	{"events", "/ui/events", "node_joined"},
+	{"events-first", "/ui/events?after=1", "Those after 1."},
 	{"brake", "/ui/brake", "No brake is engaged"},
 	{"missing", "/ui/nodes/nobody", "Not found"},
 }
@@ -141,6 +147,7 @@ func TestPages(t *testing.T) {
 				}
 				if eval[int](br, "document.querySelectorAll('.chart').length") > 0 {
 					br.until("the charts", "document.querySelectorAll('.chart canvas').length >= 1")
+					br.legends(look.name)
 				}
 				if over := eval[int](br, "document.documentElement.scrollWidth - innerWidth"); over > 0 {
 					t.Errorf("%s: the page is %d px too wide", look.name, over)
@@ -207,65 +214,51 @@ func TestActions(t *testing.T) {
 	token := b.run(nodes[0], fleet.Spec{ID: "w", Command: []string{"x"}}, "1 of 9")
 	b.until("the item", func() bool { return b.state(t, "w") == fleet.Running })
 
-	// fill fills the fields of a form, and sends it.
-	fill := func(form string, fields map[string]string) {
-		t.Helper()
-		script := fmt.Sprintf("(() => { const f = document.querySelector(%q);", `form[action="`+form+`"]`)
-		for name, value := range fields {
-			script += fmt.Sprintf("f.elements[%q].value = %q;", name, value)
-		}
-		eval[bool](br, script+"f.requestSubmit(); return true; })()")
-	}
-	says := func(what string) {
-		t.Helper()
-		br.until(what, fmt.Sprintf("document.readyState === 'complete' && document.body.innerText.includes(%q)", what))
-	}
-
 	br.open(b.url + "/ui/nodes/n-000")
-	fill("/ui/nodes/n-000/cordon", map[string]string{"actor": "ann"})
+	br.fill("/ui/nodes/n-000/cordon", map[string]string{"actor": "ann"})
 	if !eval[bool](br, `document.querySelector('form[action$="/cordon"] [name=reason]').matches(':invalid')`) {
 		t.Error("a cordon without a reason was sent")
 	}
-	fill("/ui/nodes/n-000/cordon", map[string]string{"actor": "ann", "reason": `<b id="evil">disk</b>`})
-	says(`<b id="evil">disk</b>`)
-	says("operator ann")
-	fill("/ui/nodes/n-000/drain", map[string]string{"actor": "ann", "reason": "replace the disk", "deadline": "2h"})
-	says("What the drain waits for")
-	says("replace the disk")
+	br.fill("/ui/nodes/n-000/cordon", map[string]string{"actor": "ann", "reason": `<b id="evil">disk</b>`})
+	br.says(`<b id="evil">disk</b>`)
+	br.says("operator ann")
+	br.fill("/ui/nodes/n-000/drain", map[string]string{"actor": "ann", "reason": "replace the disk", "deadline": "2h"})
+	br.says("What the drain waits for")
+	br.says("replace the disk")
 	br.until("the blocker", "document.querySelector('section[aria-labelledby=blockers]').innerText.includes('w')")
 	b.mu.Lock()
 	nodes[0].beat.Work = append(nodes[0].beat.Work, api.WorkReport{Work: "w", Token: token, Lease: nodes[0].beat.Renew.Token, State: fleet.Succeeded})
 	b.mu.Unlock()
-	says("Nothing is left on it")
-	says("drained")
-	fill("/ui/nodes/n-000/resume", map[string]string{"actor": "ann", "reason": "done", "what": "all"})
-	says("may get new work")
+	br.says("Nothing is left on it")
+	br.says("drained")
+	br.fill("/ui/nodes/n-000/resume", map[string]string{"actor": "ann", "reason": "done", "what": "all"})
+	br.says("may get new work")
 
 	br.open(b.url + "/ui/lease?name=node/n-001")
 	eval[bool](br, "document.querySelector('a.grave').click(); true")
-	says("Revoke token 1 of node/n-001?")
-	fill("/ui/lease/revoke", map[string]string{"actor": "ann", "reason": "stolen", "confirm": "node/n-002"})
-	says("write the name of the lease to confirm")
+	br.says("Revoke token 1 of node/n-001?")
+	br.fill("/ui/lease/revoke", map[string]string{"actor": "ann", "reason": "stolen", "confirm": "node/n-002"})
+	br.says("write the name of the lease to confirm")
 	br.open(b.url + "/ui/lease/revoke?name=node/n-001&token=1")
-	fill("/ui/lease/revoke", map[string]string{"actor": "ann", "reason": "stolen", "confirm": "node/n-001"})
-	says("by ann: stolen")
+	br.fill("/ui/lease/revoke", map[string]string{"actor": "ann", "reason": "stolen", "confirm": "node/n-001"})
+	br.says("by ann: stolen")
 	rec, err := b.lease.Get(t.Context(), "node/n-001")
 	if err != nil || !rec.Revoked {
 		t.Errorf("the lease after it was revoked: %+v, %v", rec, err)
 	}
 	br.open(b.url + "/ui/nodes/n-001")
-	says("lease_revoked")
+	br.says("lease_revoked")
 
 	b.run(nodes[2], fleet.Spec{ID: "w2", Command: []string{"x"}}, "10 of 99")
 	b.until("the item", func() bool { return b.state(t, "w2") == fleet.Running })
 	br.open(b.url + "/ui/work/w2")
-	says("10 of 99")
-	b.report(nodes[2], "w2", 1, "50 of 99")
-	says("a second")
-	fill("/ui/work/w2/stop", map[string]string{"actor": "ann", "reason": "enough"})
-	says("stopping")
+	br.says("10 of 99")
+	b.report(nodes[2], "w2", 1, fleet.Running, "50 of 99")
+	br.says("a second")
+	br.fill("/ui/work/w2/stop", map[string]string{"actor": "ann", "reason": "enough"})
+	br.says("stopping")
 	br.open(b.url + "/ui/why?name=w2")
-	says("work_stopping")
+	br.says("work_stopping")
 	if b.state(t, "w2") != fleet.Stopping {
 		t.Errorf("w2 is %s, want stopping", b.state(t, "w2"))
 	}
@@ -292,11 +285,212 @@ func TestBrake(t *testing.T) {
 	br.until("what is to be done", "document.body.innerText.includes('The loss is real')")
 	br.shoot("brake-engaged-1440")
 	br.axe("brake")
-	eval[bool](br, `(() => { const f = document.querySelector('form[action="/ui/brake/confirm"]'); f.elements.actor.value = "ann"; f.elements.reason.value = "the rack burnt"; f.requestSubmit(); return true; })()`)
+	br.fill("/ui/brake/confirm", map[string]string{"actor": "ann", "reason": "the rack burnt"})
 	br.until("the word taken", "document.body.innerText.includes('the rack burnt')")
 	brake, err := b.api.Brake(t.Context())
 	if err != nil || len(brake.Domains) == 0 || brake.Domains[0].Confirmed == nil {
 		t.Errorf("the brake after the word: %+v, %v", brake, err)
+	}
+	br.quiet()
+}
+
+// TestRelease lets an operator let the brake go, with a reason, and nobody else.
+func TestRelease(t *testing.T) {
+	tokens, err := server.ReadTokens(strings.NewReader("viewer-0123456789ab viewer\noperator-0123456789 operator\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBed(t, server.Config{Interval: 500 * time.Millisecond, NodeTTL: 5 * time.Minute}, tokens, "operator-0123456789")
+	br := newBrowser(t)
+	nodes := b.join(b.Config().NodeTTL, fleet.Facts{Readiness: fleet.Readiness{Ready: true}}, ids("n", 6)...)
+	b.until("that all are watched", func() bool {
+		f, err := b.api.Fleet(t.Context())
+		return err == nil && f.Watching && f.Eligible == 6
+	})
+	b.set(nodes[:5], func(n *node) { n.silent = true })
+	brake := func() *api.Brake {
+		t.Helper()
+		b, err := b.api.Brake(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	b.until("the brake", func() bool { return brake().Engaged })
+
+	const order = "fetch('/ui/brake/release', {method: 'POST', body: new URLSearchParams(%s)}).then(r => r.status)"
+	br.open(b.url + "/ui/brake")
+	br.login("viewer-0123456789ab")
+	br.says("The brake is engaged.")
+	if n := eval[int](br, "document.querySelectorAll('#main form').length"); n != 0 {
+		t.Errorf("a viewer is shown %d forms of an operator", n)
+	}
+	if got := eval[int](br, fmt.Sprintf(order, "{domain: 'all', actor: 'eve', reason: 'because'}")); got != 403 {
+		t.Errorf("a viewer's word: got %d, want 403", got)
+	}
+	eval[bool](br, `document.querySelector('form[action="/ui/logout"]').requestSubmit(); true`)
+	br.until("the login", "location.pathname === '/ui/login'")
+	br.open(b.url + "/ui/login?next=/ui/brake")
+	br.login("operator-0123456789")
+	br.says("Let the brake go")
+	br.fill("/ui/brake/release", map[string]string{"actor": "ann"})
+	if !eval[bool](br, `document.querySelector('form[action="/ui/brake/release"] [name=reason]').matches(':invalid')`) {
+		t.Error("a release without a reason was sent")
+	}
+	if got := eval[int](br, fmt.Sprintf(order, "{domain: 'all', actor: 'ann', reason: ' '}")); got != 400 {
+		t.Errorf("a release without a reason: got %d, want 400", got)
+	}
+	if !brake().Engaged {
+		t.Error("the brake went without a reason")
+	}
+	br.fill("/ui/brake/release", map[string]string{"actor": "ann", "reason": `the <b id="evil">switch</b> is back`})
+	br.says("No brake is engaged.")
+	if brake().Engaged {
+		t.Error("the brake is engaged after its release")
+	}
+	br.open(b.url + "/ui/events?kind=brake_released")
+	br.says("by ann")
+	events, err := b.api.Events(t.Context(), api.EventQuery{Kind: fleet.EventBrakeOff})
+	if err != nil || len(events.Events) != 1 || events.Events[0].Actor != "ann" {
+		t.Errorf("the ledger: got %+v, %v, want one release, by ann", events, err)
+	}
+	if eval[bool](br, "document.getElementById('evil') !== null") {
+		t.Error("a reason made an element")
+	}
+}
+
+// TestMove moves an item to another node, with a reason, and only one that may move.
+func TestMove(t *testing.T) {
+	b := newBed(t, server.Config{Interval: 500 * time.Millisecond, NodeTTL: 5 * time.Minute}, nil, "")
+	br := newBrowser(t)
+	nodes := map[string]*node{}
+	for _, n := range b.join(b.Config().NodeTTL, fleet.Facts{Readiness: fleet.Readiness{Ready: true}}, ids("n", 2)...) {
+		nodes[n.beat.Node] = n
+	}
+	b.until("that both are watched", func() bool {
+		f, err := b.api.Fleet(t.Context())
+		return err == nil && f.Eligible == 2
+	})
+	b.run(nodes["n-000"], fleet.Spec{ID: "stays", Command: []string{"x"}}, "")
+	br.open(b.url + "/ui/work/stays")
+	br.says("pinned: it waits for its node")
+	if n := eval[int](br, `document.querySelectorAll('form[action$="/move"]').length`); n != 0 {
+		t.Error("an item that may not move can be moved")
+	}
+
+	w, err := b.api.Submit(t.Context(), api.SubmitRequest{Spec: fleet.Spec{ID: "moves", Command: []string{"x"}, Movable: true}, Actor: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := w.Owner
+	b.report(nodes[from], "moves", w.Token, fleet.Running, "1")
+	b.until("the item", func() bool { return b.state(t, "moves") == fleet.Running })
+	br.open(b.url + "/ui/work/moves")
+	br.fill("/ui/work/moves/move", map[string]string{"actor": "ann"})
+	if !eval[bool](br, `document.querySelector('form[action$="/move"] [name=reason]').matches(':invalid')`) {
+		t.Error("a move without a reason was sent")
+	}
+	if got := eval[int](br, "fetch('/ui/work/moves/move', {method: 'POST', body: new URLSearchParams({actor: 'ann', reason: ''})}).then(r => r.status)"); got != 400 || b.state(t, "moves") != fleet.Running {
+		t.Errorf("a move without a reason: got %d, and it is %s; want 400, and running", got, b.state(t, "moves"))
+	}
+	br.fill("/ui/work/moves/move", map[string]string{"actor": "ann", "reason": "the disk is slow"})
+	br.says("stopping")
+	br.says("to be moved: the disk is slow")
+	b.report(nodes[from], "moves", w.Token, fleet.Stopped, "")
+	b.until("another owner", func() bool {
+		w, err := b.api.Work(t.Context(), "moves")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.State == fleet.Placed && w.Owner != from
+	})
+	to := map[string]string{"n-000": "n-001", "n-001": "n-000"}[from]
+	br.until("the other node", fmt.Sprintf("document.querySelector('.lead').innerText.includes('on %s')", to))
+	br.says("by ann")
+	br.mu.Lock()
+	br.complaints.complaints = nil // a refusal has a status that the browser notes
+	br.mu.Unlock()
+}
+
+// TestNobodyReconciles says so before all else, while it is so.
+func TestNobodyReconciles(t *testing.T) {
+	b := newBed(t, server.Config{Interval: 500 * time.Millisecond, NodeTTL: 5 * time.Minute, ReconcilerTTL: 30 * time.Second}, nil, "")
+	br := newBrowser(t)
+	br.open(b.url + "/ui/")
+	br.says("reconciles, which is this replica")
+	rec, err := b.lease.Get(t.Context(), server.ReconcilerLease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Reserved for another, it comes back to nobody for a while.
+	if err := b.lease.Revoke(t.Context(), rec.Name, rec.Token, store.Revocation{Why: "test", By: "ann", Now: true, HandoffTo: "somebody"}); err != nil {
+		t.Fatal(err)
+	}
+	br.until("the banner, before all else", "document.querySelector('main > section').innerText.startsWith('Nobody reconciles since ')")
+	br.says("The last one was " + rec.Holder)
+	for _, look := range []struct {
+		name          string
+		width, height int64
+		dark          bool
+	}{{"1440", 1440, 900, false}, {"390-dark", 390, 844, true}} {
+		br.size(look.width, look.height, look.dark)
+		br.shoot("fleet-nobody-" + look.name)
+	}
+	br.until("the end of the banner", "document.getElementById('reconciler') === null")
+	br.says("reconciles, which is this replica")
+	br.quiet()
+}
+
+// TestTooMany: a page that gets no stream, since too many have one, is kept up to date
+// at a slower pace, says so, and gets one when there is room.
+func TestTooMany(t *testing.T) {
+	b := newBed(t, server.Config{Interval: 500 * time.Millisecond, NodeTTL: 5 * time.Minute}, nil, "")
+	br := newBrowser(t)
+	nodes := b.join(b.Config().NodeTTL, fleet.Facts{Readiness: fleet.Readiness{Ready: true}}, ids("n", 2)...)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var all sync.WaitGroup
+	refused := false
+	for i := 0; !refused && i < 1000; i++ {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.url+"/ui/live", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultTransport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if refused = resp.StatusCode == http.StatusServiceUnavailable; refused {
+			resp.Body.Close()
+			continue
+		}
+		all.Go(func() { // reads, until it leaves
+			defer resp.Body.Close()
+			_, _ = io.Copy(io.Discard, resp.Body)
+		})
+	}
+	if !refused {
+		t.Fatal("nobody is ever refused")
+	}
+	br.open(b.url + "/ui/?sort=id")
+	br.until("what the page says", "document.getElementById('status').innerText.includes('refreshed every')")
+	br.size(390, 844, true)
+	br.shoot("fleet-slow-390-dark")
+	br.size(1440, 900, false)
+	br.shoot("fleet-slow-1440")
+	br.axe("slow")
+	b.set(nodes[:1], func(n *node) { n.silent = true })
+	br.until("the silent node", "document.getElementById('node-n-000').innerText.includes('stale')")
+	if !eval[bool](br, "document.getElementById('status').innerText.includes('refreshed every')") {
+		t.Error("the page does not say any more how it is kept up to date")
+	}
+	leave()
+	all.Wait()
+	br.until("the stream", "document.getElementById('status').innerText === ''")
+	b.set(nodes[:1], func(n *node) { n.silent = false })
+	br.until("the node again", "!document.getElementById('node-n-000').innerText.includes('stale')")
+	if text := eval[string](br, "document.getElementById('status').innerText"); text != "" {
+		t.Errorf("with the stream the page says %q", text)
 	}
 	br.quiet()
 }
@@ -315,13 +509,9 @@ func TestLogin(t *testing.T) {
 	br.size(1440, 900, false)
 	br.shoot("login-1440")
 	br.axe("login")
-	login := func(token string) {
-		t.Helper()
-		eval[bool](br, fmt.Sprintf("document.querySelector('input[name=token]').value = %q; document.querySelector('form.stack').requestSubmit(); true", token))
-	}
-	login("guess-0123456789ab")
+	br.login("guess-0123456789ab")
 	br.until("the refusal", "document.body.innerText.includes('not one of the server')")
-	login("viewer-0123456789ab")
+	br.login("viewer-0123456789ab")
 	br.until("the page that was asked for", "location.pathname === '/ui/nodes/n-000' && document.body.innerText.includes('Liveness')")
 	if eval[bool](br, "document.cookie !== ''") {
 		t.Error("a script can read the token")
@@ -338,7 +528,7 @@ func TestLogin(t *testing.T) {
 	if next := eval[string](br, "document.querySelector('input[name=next]').value"); next != "/ui/" {
 		t.Errorf("after the login it leads to %q", next)
 	}
-	login("operator-0123456789")
+	br.login("operator-0123456789")
 	br.until("the fleet", "location.pathname === '/ui/'")
 	br.open(b.url + "/ui/nodes/n-000")
 	br.until("an operator's forms", "document.querySelectorAll('#forms form').length === 3")
