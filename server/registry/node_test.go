@@ -368,6 +368,8 @@ func TestRemoveGone(t *testing.T) {
 		b.is("pinned", fleet.Running, "n1", 1)
 		v, err = b.ReleaseToPending(b.ctx, registry.Takeover{Placement: registry.Placement{Work: "movable"}, Evidence: fleet.Evidence{From: "n1", FromToken: 1, LeaseToken: l}})
 		b.code("", v, err)
+		remove(false, fleet.CodeWrongState) // nobody said that it is gone
+		b.is("pinned", fleet.Running, "n1", 1)
 		remove(true, "")
 		for _, id := range []string{"pinned", "stopping"} {
 			if w := b.is(id, fleet.Failed, "n1", 1); w.Result != "its host is gone for good: burnt" {
