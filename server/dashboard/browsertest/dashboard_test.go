@@ -71,7 +71,10 @@ func populate(b *bed) {
 		attempt := store.NewAttempt()
 		rec, err := b.lease.Acquire(t.Context(), store.Request{Name: "job/nightly", Holder: holder, TTL: time.Hour, Attempt: attempt, Meta: map[string]string{"note": hostile[i]}})
 		check(err)
-		if i < 3 {
+		if i == 2 {
+			check(b.lease.Revoke(t.Context(), rec.Name, rec.Token, store.Revocation{Why: hostile[0], By: "ann", Now: true}))
+		}
+		if i < 2 {
 			results, err := b.lease.Release(t.Context(), []store.Grant{{Name: rec.Name, Token: rec.Token, Attempt: store.NewAttempt(), Known: []store.Attempt{attempt}}})
 			check(err)
 			check(results[0].Err)
@@ -112,6 +115,7 @@ var pagesToTest = []struct{ name, path, says string }{
 	{"node-draining", "/ui/nodes/old-000", "What the drain waits for"},
 	{"node-odd", "/ui/nodes/odd-000", "disk_full"},
 	{"leases", "/ui/leases", "job/nightly"},
+	{"leases-job", "/ui/leases?prefix=job/", "1 of 4 terms"},
 	{"lease", "/ui/lease?name=job/nightly", "Who held it when"},
 	{"revoke", "/ui/lease/revoke?name=job/nightly&token=4", "to confirm"},
 	{"work", "/ui/work", "train-000"},
@@ -334,7 +338,7 @@ func TestRelease(t *testing.T) {
 	br.login("operator-0123456789")
 	br.says("Let the brake go")
 	br.fill("/ui/brake/release", map[string]string{"actor": "ann"})
-	if !eval[bool](br, `document.querySelector('form[action="/ui/brake/release"] [name=reason]').matches(':invalid')`) {
+	if !eval[bool](br, `document.querySelector('form[action="/ui/brake/release"] [name=reason]')?.matches(':invalid') === true`) {
 		t.Error("a release without a reason was sent")
 	}
 	if got := eval[int](br, fmt.Sprintf(order, "{domain: 'all', actor: 'ann', reason: ' '}")); got != 400 {
@@ -387,7 +391,7 @@ func TestMove(t *testing.T) {
 	b.until("the item", func() bool { return b.state(t, "moves") == fleet.Running })
 	br.open(b.url + "/ui/work/moves")
 	br.fill("/ui/work/moves/move", map[string]string{"actor": "ann"})
-	if !eval[bool](br, `document.querySelector('form[action$="/move"] [name=reason]').matches(':invalid')`) {
+	if !eval[bool](br, `document.querySelector('form[action$="/move"] [name=reason]')?.matches(':invalid') === true`) {
 		t.Error("a move without a reason was sent")
 	}
 	if got := eval[int](br, "fetch('/ui/work/moves/move', {method: 'POST', body: new URLSearchParams({actor: 'ann', reason: ''})}).then(r => r.status)"); got != 400 || b.state(t, "moves") != fleet.Running {
@@ -435,6 +439,7 @@ func TestNobodyReconciles(t *testing.T) {
 	}{{"1440", 1440, 900, false}, {"390-dark", 390, 844, true}} {
 		br.size(look.width, look.height, look.dark)
 		br.shoot("fleet-nobody-" + look.name)
+		br.axe(look.name)
 	}
 	br.until("the end of the banner", "document.getElementById('reconciler') === null")
 	br.says("reconciles, which is this replica")
