@@ -400,8 +400,8 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 			continue
 		}
 		held[id] = d.Code
-		if d.Code == fleet.CodeHostGone && o.Lease.State == fleet.LeaseReleased && o.Lease.Over < r.cfg.NodeTTL {
-			held[id] = fleet.CodeLeaseRecent // its agent ended in order: it is gone if none comes in the time of a term
+		if released := o.Lease.State == fleet.LeaseReleased; d.Code == fleet.CodeHostGone && (observing || released && o.Lease.Over < r.cfg.NodeTTL) {
+			held[id] = fleet.CodeLeaseRecent // one that ended in order, or was not asked yet, has the time to come back
 		}
 		if d.Code == fleet.CodeRateLimited {
 			r.due = cmp.Or(r.due, id)

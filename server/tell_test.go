@@ -58,6 +58,16 @@ func TestOrderlyEndIsNoEvent(t *testing.T) {
 	if e := b.ledger(fleet.EventWithheld); len(e) != 1 || e[0].Code != fleet.CodeHostGone {
 		t.Errorf("got %+v, want once that its host is gone", e)
 	}
+	next := newReconciler(b.Server, r.fence.Token) // as after the next "tenure up": its agent comes too
+	next.steps(t, 2)
+	if e := b.ledger(fleet.EventWithheld); len(e) != 1 {
+		t.Errorf("a reconciler that has just begun: got %+v, want nothing new", e[1:])
+	}
+	next.began -= time.Hour
+	next.steps(t, 2)
+	if e := b.ledger(fleet.EventWithheld); len(e) != 2 || e[1].Code != fleet.CodeHostGone {
+		t.Errorf("one that has observed: got %+v, want that its host is gone", e)
+	}
 }
 
 // TestEventsOutliveAFailure (P10): what is to be told and could not be written is
