@@ -642,7 +642,7 @@ func TestServerSettings(t *testing.T) {
 	}, "server", "--store", store, "--listen", "127.0.0.1:0", "--interval", "1s")
 	servedURL(t, p)
 	until(t, "what the server runs with", func() bool { return strings.Contains(p.read("out"), "probe:") })
-	for _, want := range []string{"interval: 1s (flag)", "node-ttl: 16s (environment)", "suspect-after: 4 (file)", "within 17s of a crash", "3 lost in a row are tolerated", "100, 1000, 10000 rows a second"} {
+	for _, want := range []string{"interval: 1s (flag)", "node-ttl: 16s (environment)", "suspect-after: 4 (file)", "within 17s of a crash", "3 lost in a row are tolerated", "two rows a beat: 200, 2000, 20000 a second"} {
 		if !strings.Contains(strings.Join(strings.Fields(p.read("out")), " "), want) {
 			t.Errorf("got %q, want %q", p.read("out"), want)
 		}
