@@ -373,6 +373,7 @@ func TestEventsPruned(t *testing.T) {
 		t.Fatal(v, err)
 	}
 	_, url := startServer(t, "--store", path)
+	until(t, "the server is ready", func() bool { return cli(t, "events", "--server", url).code == exitOK })
 	const text = "events before 5 were dropped (retention 30d"
 	for args, times := range map[string]int{"--after 2": 1, "--limit 2": 0, "--limit 3": 1, "--after 4": 0} {
 		r := cli(t, append([]string{"events", "--server", url}, strings.Fields(args)...)...)
@@ -546,6 +547,7 @@ func TestFleetTLS(t *testing.T) {
 func TestServerRefusals(t *testing.T) {
 	t.Parallel()
 	_, url := startServer(t)
+	until(t, "the server is ready", func() bool { return cli(t, "nodes", "ls", "--server", url).code == exitOK })
 	for _, tc := range []struct {
 		args string
 		exit int
