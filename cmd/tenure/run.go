@@ -35,9 +35,10 @@ type runFlags struct {
 	metricsFile, metricsPush string
 	successWithin            time.Duration
 
-	name  string
-	argv  []string
-	named bool // the store is not the default one
+	name     string
+	argv     []string
+	named    bool // the store is not the default one
+	postgres bool // the store is a Postgres server
 }
 
 const (
@@ -62,8 +63,10 @@ func newRun(con console) *cobra.Command {
 No shell stands in between. COMMAND gets the signals that tenure gets, and tenure
 exits with COMMAND's own code. COMMAND finds in its environment TENURE_LEASE,
 TENURE_TOKEN (larger in each later term: give it to whatever it writes to) and
-TENURE_HOLDER; TENURE_STORE, which may hold a password, is taken out of it, so a
-tenure that COMMAND calls needs --store.
+TENURE_HOLDER. TENURE_STORE and TENURE_SERVER_TOKEN, and PGPASSWORD and PGSSLPASSWORD
+if the store is postgres://, are taken out of it, so that COMMAND has no secret of the
+store and a tenure that it calls needs --store. Keep the store's password in
+TENURE_STORE or in a PGPASSFILE, and give COMMAND its own if it needs one.
 
 If the lease cannot be renewed in time, COMMAND and all that it started get
 SIGTERM, and SIGKILL after --grace, before anybody else can get the lease. This
@@ -105,7 +108,7 @@ the background when it ends is ended too.
 			if err != nil {
 				return err
 			}
-			f.named = !loc.own
+			f.named, f.postgres = !loc.own, loc.kind == kindPostgres
 			return runJob(cmd, con, &f, cfg)
 		},
 		ValidArgsFunction: completeNames,
@@ -178,15 +181,22 @@ func (f *runFlags) check(cmd *cobra.Command) (tenure.Config, error) {
 	if cmd.Flags().Changed("progress") && f.progress == "" {
 		return fail("--progress \"\": name a file, or fd")
 	}
+	if err := f.checkProgress(); err != nil {
+		return cfg, err
+	}
 	return cfg, f.checkMetrics(cmd)
 }
 
 // environment is what COMMAND gets: ours, with the facts of the term and without
-// the store, which may hold a password.
+// the store and its secrets.
 func (f *runFlags) environment(t *tenure.Term) []string {
 	var env []string
 	for _, kv := range os.Environ() {
 		switch key, _, _ := strings.Cut(kv, "="); key {
+		case "PGPASSWORD", "PGSSLPASSWORD":
+			if !f.postgres { // else it is that of the store
+				env = append(env, kv)
+			}
 		case "TENURE_STORE", "TENURE_SERVER_TOKEN", storeWithheld, "TENURE_LEASE", "TENURE_TOKEN", "TENURE_HOLDER", "TENURE_PROGRESS_FD":
 		default:
 			env = append(env, kv)

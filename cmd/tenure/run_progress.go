@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -13,6 +15,30 @@ import (
 
 // maxMarker bounds what is read of a progress file or line.
 const maxMarker = 4096
+
+// checkProgress refuses what no progress can ever be read from, which would pass for
+// a stall. A file that is not there yet is the command's to make.
+func (f *runFlags) checkProgress() error {
+	if f.progress == "" || f.progress == progressDescriptor {
+		return nil
+	}
+	info, err := os.Stat(f.progress)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return failf(exitUsage, "--progress: %w", err)
+	case info.IsDir():
+		return failf(exitUsage, "--progress %q: is a directory; name a file in it", f.progress)
+	case !info.Mode().IsRegular():
+		return failf(exitUsage, "--progress %q: is no regular file; name one, or fd for lines written to descriptor 3", f.progress)
+	}
+	file, err := os.Open(f.progress)
+	if err != nil {
+		return failf(exitUsage, "--progress: %w", err)
+	}
+	return file.Close()
+}
 
 // watchProgress reports the state of a file as the work's marker, often enough
 // for stallAfter to be judged by, until ctx ends. A file that is not there yet
