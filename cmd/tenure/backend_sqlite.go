@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"path/filepath"
 
+	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
 	"github.com/tenurehq/tenure/server/registry"
@@ -49,4 +52,19 @@ func connectSQLite(_ context.Context, path string) (backend, closeFunc, error) {
 		_ = st.Close() // the answers were given; what was acknowledged is synced
 		db.Close()
 	}, nil
+}
+
+// unwritable says why this user cannot write the SQLite file at path, whose log
+// SQLite keeps beside it, and what to do; "" if not for a cause that shows in the
+// file system. readOnly: nobody can, as it is mounted.
+func unwritable(path string) (why string, readOnly bool) {
+	for _, at := range []struct{ what, path string }{{"the file", path}, {"the directory " + filepath.Dir(path), filepath.Dir(path)}} {
+		switch err := unix.Access(at.path, unix.W_OK); {
+		case errors.Is(err, unix.EROFS):
+			return "is on a read-only file system: mount that writable, or name a file elsewhere with --store", true
+		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+			return "this user may not write " + at.what + ": SQLite needs to write the file and its directory; allow both, or name another file with --store", false
+		}
+	}
+	return "", false
 }

@@ -28,7 +28,17 @@ func explain(loc location, err error) error {
 		if errors.Is(err, context.DeadlineExceeded) {
 			next = "; check the address"
 		}
-	case store.CodeSchema, store.CodeBusy, store.CodePermission, store.CodeReadOnly, store.CodeUnsupported:
+	case store.CodePermission, store.CodeReadOnly:
+		if loc.kind != kindSQLite {
+			break
+		}
+		if why, readOnly := unwritable(loc.target); why != "" {
+			if readOnly {
+				err = store.ErrReadOnly // which SQLite does not tell from a missing right
+			}
+			return asExit(&explained{msg: fmt.Sprintf("store %s: %s", loc, why), err: err})
+		}
+	case store.CodeSchema, store.CodeBusy, store.CodeUnsupported:
 	default:
 		return asExit(err)
 	}
