@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -105,6 +106,9 @@ func runJob(cmd *cobra.Command, con console, f *runFlags, cfg tenure.Config) (er
 			return asExit(stopped(ctx, err))
 		}
 		j.note.line("%v; trying again", err)
+		if j.show != nil {
+			j.show.work(false)
+		}
 	}
 }
 
@@ -203,8 +207,12 @@ func stopped(ctx context.Context, err error) error {
 // once holds one term and runs the command under it. again says that the term
 // was lost and that another may be tried for.
 func (j *job) once(ctx context.Context) (again bool, err error) {
-	if j.f.slot != "" { // no need to wait for what is done
-		if err := j.slotFree(ctx, j.f.slot); err != nil {
+	// Who has nothing to do begins no term, as that may begin a minimum hold.
+	if _, err := j.slotFree(ctx); err != nil {
+		switch store.Classify(err) {
+		case store.CodeNotFound: // nobody has had the lease
+		case store.CodeNoContact, store.CodeBusy: // as acquire takes it
+		default:
 			return false, stopped(ctx, err)
 		}
 	}
@@ -212,10 +220,10 @@ func (j *job) once(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, stopped(ctx, err)
 	}
-	slot, err := j.f.slotKey(ctx, j.st)
-	if err == nil && slot != "" {
-		err = j.slotFree(ctx, slot)
+	if j.show != nil {
+		j.show.work(true)
 	}
+	slot, err := j.slotFree(ctx) // it may have been done, or be another one, since
 	var outcome guardian.Outcome
 	if err == nil {
 		j.undoubted(ctx, t)
@@ -286,17 +294,23 @@ func (j *job) acquire(ctx context.Context) (*tenure.Term, error) {
 		return j.k.TryAcquire(ctx, j.f.name, opts...)
 	}
 	defer j.note.stop()
-	opts = append(opts, tenure.WithWait(j.note.waiting))
+	ctx, look, stop := j.untilSlotDone(ctx)
+	defer stop()
+	opts = append(opts, tenure.WithWait(func(held *store.HeldError) {
+		j.note.waiting(held)
+		look(held)
+	}))
 	if j.f.waitFor == 0 {
-		return j.k.Acquire(ctx, j.f.name, opts...)
+		t, err := j.k.Acquire(ctx, j.f.name, opts...)
+		return t, slotCause(ctx, err)
 	}
 	limited, cancel := context.WithTimeout(ctx, j.f.waitFor)
 	defer cancel()
 	t, err := j.k.Acquire(limited, j.f.name, opts...)
 	var held *store.HeldError
 	switch {
-	case limited.Err() == nil || err == nil:
-		return t, err
+	case limited.Err() == nil || ctx.Err() != nil || err == nil:
+		return t, slotCause(ctx, err)
 	case errors.As(err, &held):
 		err = held
 	case errors.Is(err, store.ErrBusy), j.f.waitFor < time.Second: // too short a time to blame the store
@@ -304,6 +318,39 @@ func (j *job) acquire(ctx context.Context) (*tenure.Term, error) {
 		return nil, err
 	}
 	return nil, failf(exitNotAcquired, "not acquired within %s: %w", shortDuration(j.f.waitFor), err)
+}
+
+// untilSlotDone returns a context for waiting for the lease. Each time that look is
+// given a min-hold, whoever has it may have done the slot, and if so the context ends
+// with its *store.SlotError as the cause: to win the lease then would begin another
+// min-hold for nothing. stop ends what look began.
+func (j *job) untilSlotDone(parent context.Context) (ctx context.Context, look func(*store.HeldError), stop func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	var looking sync.WaitGroup
+	var busy atomic.Bool
+	look = func(held *store.HeldError) {
+		if held.Reason != store.HeldByMinHold || j.f.slot == "" && j.f.oncePer == 0 || !busy.CompareAndSwap(false, true) {
+			return
+		}
+		looking.Go(func() {
+			defer busy.Store(false)
+			if _, err := j.slotFree(ctx); errors.Is(err, store.ErrSlotDone) {
+				cancel(err)
+			} // else it is looked up under the lease
+		})
+	}
+	return ctx, look, func() {
+		cancel(nil)
+		looking.Wait()
+	}
+}
+
+// slotCause returns the *store.SlotError that ended ctx, if one did, or err.
+func slotCause(ctx context.Context, err error) error {
+	if done, ok := errors.AsType[*store.SlotError](context.Cause(ctx)); ok && err != nil {
+		return done
+	}
+	return err
 }
 
 // confirmed gives the guardian the deadline of a confirmed renewal, unless a
@@ -456,18 +503,23 @@ func (j *job) leave(t *tenure.Term, left []guardian.Leftover) error {
 	return failf(exitLost, "lease %q (token %s) is left to expire, within %s, because not all of its processes could be ended", t.Name(), t.Token(), shortDuration(j.f.ttl))
 }
 
-// slotFree returns an error with exitSlotDone if the slot is done.
-func (j *job) slotFree(ctx context.Context, slot string) error {
+// slotFree returns the slot that is to be done now, "" if none was asked for. The
+// error is *store.SlotError if it is done, and store.ErrNotFound if the lease has
+// no record that shows the store's clock.
+func (j *job) slotFree(ctx context.Context) (slot string, err error) {
+	if slot, err = j.f.slotKey(ctx, j.st); err != nil || slot == "" {
+		return "", err
+	}
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	s, err := j.st.(store.Slotter).Slot(ctx, j.f.name, slot)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return nil
+		return slot, nil
 	case err != nil:
-		return err
+		return "", err
 	}
-	return &store.SlotError{Slot: s}
+	return "", &store.SlotError{Slot: s}
 }
 
 // slotDone records the slot under the term, and tries again while the term lasts.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -10,15 +9,15 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/push"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	"github.com/spf13/cobra"
 
 	adapter "github.com/tenurehq/tenure/adapters/prometheus"
+	"github.com/tenurehq/tenure/store"
 )
 
 const metricsHelp = `With --metrics-textfile or --metrics-push monitoring sees that COMMAND runs, and how
@@ -27,7 +26,9 @@ and tenure_run_success_timestamp_seconds tell of the last end. The file is writt
 the gateway told at each change and several times in a TTL. If tenure itself is killed
 the last values stay: do not believe them after tenure_lease_trusted_until_timestamp_seconds.
 With --success-within monitoring knows how old the last success of all hosts may be, and
-says when it is older. Neither can hold up or end the job.`
+says when it is older. Neither can hold up or end the job. Runs that overlap may share a
+file: it belongs to the one that works under the lease until that has ended, and a run
+that does not get its turn leaves it as it is. A run with nothing to do is no success.`
 
 const (
 	pushTime  = 5 * time.Second // of one push
@@ -50,6 +51,9 @@ type jobMetrics struct {
 	ended       *prometheus.GaugeVec // while there is an end to tell of
 	code        *prometheus.GaugeVec
 	success     *prometheus.GaugeVec
+	last        float64     // what success shows; 0 for nothing
+	working     atomic.Bool // under a term, or was until its end
+	over        bool        // all has ended
 }
 
 // outlet is where metrics go. One that hangs holds up no other.
@@ -104,7 +108,7 @@ func newJobMetrics(f *runFlags, note *notebook) (*jobMetrics, error) {
 	m.begun = prometheus.NewGauge(options("tenure_run_start_timestamp_seconds", "When this run of tenure began."))
 	m.ended = prometheus.NewGaugeVec(options("tenure_run_end_timestamp_seconds", "When it ended; not there before."), nil)
 	m.code = prometheus.NewGaugeVec(options("tenure_run_exit_code", "Its exit code: that of the command, or one of tenure's own, with --skip-ok too; not there before its end."), nil)
-	m.success = prometheus.NewGaugeVec(options(successes, "When a run last ended with code 0."), nil)
+	m.success = prometheus.NewGaugeVec(options(successes, "When a run last succeeded, as far as this host knows: with code 0, or elsewhere if it found its slot done."), nil)
 	m.begun.SetToCurrentTime()
 	within := prometheus.NewGaugeVec(options("tenure_run_success_within_seconds", "How long ago the last success may be at most; not there if nobody said."), nil)
 	if f.successWithin > 0 {
@@ -118,15 +122,12 @@ func newJobMetrics(f *runFlags, note *notebook) (*jobMetrics, error) {
 	add := func(what string, show func(context.Context) error) {
 		m.outlets = append(m.outlets, &outlet{what: what, show: show, changed: make(chan struct{}, 1)})
 	}
-	if file := f.metricsFile; file != "" {
-		if last, ok := lastSuccess(file, m.lease); ok {
-			m.success.WithLabelValues().Set(last)
+	if f.metricsFile != "" {
+		file := &metricsFile{path: f.metricsFile}
+		if err := file.write(m.gather(file.path), false); err != nil && !errors.Is(err, errAtWork) {
+			return nil, fileError("metrics file", file.path, err)
 		}
-		write := func(context.Context) error { return prometheus.WriteToTextfile(file, m.registry) }
-		if err := write(context.Background()); err != nil {
-			return nil, fileError("metrics file", file, err)
-		}
-		add("metrics file", write)
+		add("metrics file", func(ctx context.Context) error { return m.write(ctx, file) })
 	}
 	if m.gateway != "" {
 		add(gatewayOutlet, func(ctx context.Context) error { return m.push(ctx, m.registry, "last") })
@@ -134,25 +135,49 @@ func newJobMetrics(f *runFlags, note *notebook) (*jobMetrics, error) {
 	return m, nil
 }
 
-// lastSuccess reads from the file of a former run when one last succeeded.
-func lastSuccess(path, lease string) (at float64, ok bool) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, false
-	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
-	if err != nil {
-		return 0, false
-	}
-	for _, metric := range families[successes].GetMetric() {
-		for _, l := range metric.GetLabel() {
-			if l.GetName() == "lease" && l.GetValue() == lease {
-				return metric.GetGauge().GetValue(), true
-			}
+// write brings the file up to date, if another run does not work. Who works waits for
+// those that only write.
+func (m *jobMetrics) write(ctx context.Context, file *metricsFile) error {
+	for {
+		working := m.working.Load()
+		err := file.write(m.gather(file.path), working && !m.over)
+		if !errors.Is(err, errAtWork) {
+			return err
+		}
+		if !working {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	return 0, false
+}
+
+// gather returns a function that tells all, with the last success of other runs that
+// the file at path knows of.
+func (m *jobMetrics) gather(path string) func() ([]byte, error) {
+	return func() ([]byte, error) {
+		if last, ok := lastSuccess(path, m.lease); ok {
+			m.succeeded(last)
+		}
+		return exposition(m.registry)
+	}
+}
+
+// succeeded takes in that a run succeeded at that time.
+func (m *jobMetrics) succeeded(at float64) {
+	if at > m.last {
+		m.last = at
+		m.success.WithLabelValues().Set(at)
+	}
+}
+
+// work says whether the run works under a term, so that the file is its own.
+func (m *jobMetrics) work(is bool) {
+	m.working.Store(is)
+	m.nudge()
 }
 
 // nudge says that something has changed.
@@ -197,7 +222,7 @@ func (m *jobMetrics) show(ctx context.Context, o *outlet, limit time.Duration) {
 	}
 }
 
-// end shows how it ended. Nothing is held any more.
+// end shows how it ended. Nothing is held any more, and run has returned.
 func (m *jobMetrics) end(err error) {
 	code := exitOK
 	if err != nil {
@@ -209,8 +234,11 @@ func (m *jobMetrics) end(err error) {
 	m.ended.WithLabelValues().SetToCurrentTime()
 	m.code.WithLabelValues().Set(float64(code))
 	if code == exitOK {
-		m.success.WithLabelValues().SetToCurrentTime()
+		m.succeeded(seconds(time.Now()))
+	} else if done, ok := errors.AsType[*store.SlotError](err); ok {
+		m.succeeded(seconds(done.Slot.DoneAt))
 	}
+	m.over = true
 	for _, o := range m.outlets {
 		m.show(context.Background(), o, pushAtEnd)
 		if code == exitOK && o.what == gatewayOutlet { // in a group of its own, which the next run does not replace
@@ -226,3 +254,6 @@ func (m *jobMetrics) end(err error) {
 func (m *jobMetrics) push(ctx context.Context, what prometheus.Collector, result string) error {
 	return push.New(m.gateway, m.lease).Client(&http.Client{}).Grouping("instance", m.host).Grouping("result", result).Collector(what).PushContext(ctx)
 }
+
+// seconds is t as Prometheus has it.
+func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }

@@ -263,3 +263,39 @@ func TestRunSlotUnderALostTerm(t *testing.T) {
 		}
 	})
 }
+
+// Who has nothing to do begins no hold, which would keep the next slot from being
+// done: neither at once nor after it waited for the hold of the run that did it.
+func TestRunDoneSlotBeginsNoHold(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, target string) {
+		st := open(t, target)
+		for _, slot := range [][2]string{{"--once-per", "8784h"}, {"--slot", "x"}} {
+			args := func(lease, command string, more ...string) []string {
+				return append(append([]string{"run", lease, "--store", target, slot[0], slot[1]}, more...), "--", "sh", "-c", command)
+			}
+			at := "at-once" + slot[0]
+			run(t, args(at, "true")...).clean(t, exitOK)
+			run(t, args(at, "true", "--min-hold", "1h")...).want(t, exitSlotDone, at, "done")
+			if r := get(t, st, at); r.Token != 1 || r.Wait != 0 {
+				t.Errorf("%s: got token %s and a hold of %s more, want the first term alone", slot[0], r.Token, r.Wait)
+			}
+
+			later, finish := "later"+slot[0], filepath.Join(t.TempDir(), "finish")
+			a := start(t, args(later, "while [ ! -e "+finish+" ]; do sleep 0.02; done", "--min-hold", "1h")...)
+			until(t, "the first run", func() bool { r, err := st.Get(t.Context(), later); return err == nil && r.Status == store.Held })
+			b := start(t, args(later, "true", "--min-hold", "1h", "--ttl", "3s")...)
+			until(t, "the second one to wait", func() bool { return b.stderr() != "" })
+			if err := os.WriteFile(finish, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			a.wait().clean(t, exitOK)
+			if r := b.wait(); r.code != exitSlotDone || !strings.Contains(r.err, "done") {
+				t.Errorf("%s: who waited: got %+v, want code %d", slot[0], r, exitSlotDone)
+			}
+			if r := get(t, st, later); r.Token != 1 {
+				t.Errorf("%s: got token %s, want that no second term began", slot[0], r.Token)
+			}
+		}
+	})
+}
