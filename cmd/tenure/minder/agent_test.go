@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -229,6 +230,43 @@ func TestStopWorkEndsBeforeLeasePasses(t *testing.T) {
 			eventually(t, "the work again", func() bool { return f.pid(dir, "stop", "2") != stop })
 			if f.pid(dir, "keep", "1") != keep {
 				t.Error("keep work has another process")
+			}
+		})
+	}
+}
+
+// An ordered stop leaves the work its grace, longer than the node's TTL, as long as the
+// node renews its lease; with the renewals cut the work ends before the lease does (C60).
+func TestOrderedStopHasItsGrace(t *testing.T) {
+	t.Parallel()
+	for _, cut := range []bool{false, true} {
+		t.Run(fmt.Sprintf("cut=%t", cut), func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			dir := f.stateDir()
+			f.srv.Assign("n1", fleet.Spec{
+				ID: "w", Command: []string{"sh", "-c", "trap 'sleep 5; exit 5' TERM; while :; do sleep 0.01; done"},
+				OnLoss: fleet.Stop, GraceMS: (10 * nodeTTL).Milliseconds(),
+			})
+			f.agent("n1", dir)
+			pid := f.pid(dir, "w", "1")
+			reports := f.srv.Item("w").Reports
+			f.srv.Stop("w")
+			eventually(t, "the report that it stops", func() bool { return f.srv.Item("w").Reports > reports })
+			if !cut {
+				eventually(t, "the report of its end", func() bool { return f.srv.Item("w").State == fleet.Stopped })
+				if got := f.srv.Item("w").ExitCode; got != 5 {
+					t.Errorf("exit code %d, want its own, 5", got)
+				}
+				return
+			}
+			before := f.lease("n1")
+			f.srv.Fail(func(string) http.HandlerFunc {
+				return func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+			})
+			eventually(t, "the end of the work", func() bool { return !alive(pid) })
+			if got := f.lease("n1"); got.Status != store.Held || got.Token != before.Token {
+				t.Errorf("the lease was %s with token %s when the work had ended, want held with %s", got.Status, got.Token, before.Token)
 			}
 		})
 	}

@@ -27,6 +27,10 @@
 //	         and the file removed, when it may act again
 //	keep     nothing
 //
+// An item that is told to stop for another reason, as by an order, has its whole
+// grace, however long, while later deadlines come; when none does, what is above
+// holds for what is left of it.
+//
 // How a tree is killed says package tree. What a command leaves behind when it
 // ends by itself is ended too. How it ended is recorded on the disk, synced, once
 // nothing of the tree is left; a process that cannot be killed keeps the item

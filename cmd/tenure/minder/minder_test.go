@@ -251,6 +251,38 @@ func TestDeadlineIsKept(t *testing.T) {
 	}
 }
 
+// Who is told to stop has the whole grace while the lease is renewed, also if that is
+// longer than a term; and ends before the lease can pass if it is not (C60).
+func TestStopHasItsGraceWhileTheLeaseIsRenewed(t *testing.T) {
+	t.Parallel()
+	const script = "trap 'sleep 2; exit 5' TERM; echo ready; while :; do sleep 0.01; done"
+	for _, renewed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("renewed=%t", renewed), func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			task := b.task(fleet.Stop, script)
+			task.Spec.GraceMS = time.Minute.Milliseconds()
+			d := b.until(time.Second)
+			r := b.start(task)
+			eventually(t, "the command to listen", func() bool { return b.read("output.log") != "" })
+			r.Stop("enough")
+			if renewed {
+				d.Until = 1 << 62
+				if err := agent.WriteDeadline(b.deadline, d); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := result(t, r)
+			if want := (agent.Result{Ending: agent.Stopped, ExitCode: 5, Text: "enough"}); renewed && got != want {
+				t.Errorf("got %+v, want %+v", got, want)
+			}
+			if want := (agent.Result{Ending: agent.Stopped, ExitCode: 128 + 9, Text: "enough"}); !renewed && got != want {
+				t.Errorf("got %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
 // A quiesced item is told by signal and file, lives on, and is told again when it
 // may act.
 func TestQuiesce(t *testing.T) {

@@ -72,7 +72,7 @@ type server struct {
 	cmd      tree.Child
 	procs    processes
 	deadline agent.Deadline
-	quiesced bool
+	fenced   bool         // the loss policy has been followed
 	ending   agent.Ending // why it is being ended; "" if it is not
 	text     string
 	how      agent.Ending // why the command ended, once it has
@@ -194,7 +194,7 @@ func (s *server) start() error {
 	if err := s.dir.save(processFile, s.procs); err != nil {
 		// After the minder's death nobody could find the command.
 		now := clock.Boot()
-		s.end(agent.Halted, "its process cannot be noted: "+err.Error(), now, s.killAt(now))
+		s.end(agent.Halted, "its process cannot be noted: "+err.Error(), now, now+s.grace)
 	}
 	return nil
 }
@@ -211,7 +211,7 @@ func (s *server) loop(signals, children <-chan os.Signal) error {
 				s.how = agent.Exited
 			}
 			if !empty && !s.cmd.Ending() { // what it left behind
-				s.cmd.End(now, s.killAt(now))
+				s.cmd.End(now, now+s.grace)
 			}
 		}
 		if empty {
@@ -231,35 +231,24 @@ func (s *server) loop(signals, children <-chan os.Signal) error {
 }
 
 // bound reports whether the deadline has a meaning for the item now.
-func (s *server) bound() bool {
-	return s.policy == fleet.Stop || s.policy == fleet.Quiesce && !s.quiesced
-}
+func (s *server) bound() bool { return s.policy != fleet.Keep && !s.fenced }
 
 // wake returns when something is due without anybody telling.
 func (s *server) wake(now time.Duration) time.Duration {
 	at := s.logs + logEvery
-	switch {
-	case s.named:
-	case s.cmd.Ending():
+	if !s.named {
 		at = min(at, s.cmd.Due())
-	case s.bound():
-		at = min(at, s.deadline.Until)
+		if s.bound() {
+			at = min(at, s.deadline.Until)
+		}
 	}
 	return max(at, now+time.Millisecond)
 }
 
-// killAt is when a tree that gets SIGTERM now must be killed.
-func (s *server) killAt(now time.Duration) time.Duration {
-	at := now + s.grace
-	if s.policy == fleet.Stop {
-		at = min(at, s.deadline.KillAt(s.grace))
-	}
-	return at
-}
-
-// enforce does what the clock demands.
+// enforce does what the clock demands. What is being ended has its grace as long as
+// later deadlines come, and the policy's time from the last one on.
 func (s *server) enforce(now time.Duration) {
-	if s.bound() && !s.cmd.Ending() && now >= s.deadline.Until {
+	if s.bound() && now >= s.deadline.Until {
 		next, err := agent.ReadDeadline(s.task.Task.Deadline)
 		if err == nil && s.deadline.Extends(next) && next.Until > now {
 			s.deadline = next
@@ -270,18 +259,22 @@ func (s *server) enforce(now time.Duration) {
 	s.cmd.Enforce(now)
 }
 
-// fence follows the loss policy.
+// fence follows the loss policy, once.
 func (s *server) fence(now time.Duration, why string) {
-	switch {
-	case s.policy == fleet.Stop:
-		s.end(agent.Halted, why, now, min(s.killAt(now), now+s.deadline.Margin/2))
-	case s.policy == fleet.Quiesce && !s.quiesced:
-		s.quiesced = true
+	if !s.bound() {
+		return
+	}
+	s.fenced = true
+	switch s.policy {
+	case fleet.Stop:
+		s.end(agent.Halted, why, now, min(s.deadline.KillAt(s.grace), now+min(s.grace, s.deadline.Margin/2)))
+	case fleet.Quiesce:
 		_ = os.WriteFile(s.dir.path(quiesceFile), nil, 0o600) // the signal says it too
 		s.cmd.Signal(syscall.SIGUSR1)
 	}
 }
 
+// end asks the tree to end and kills it at killAt, or before if that was said already.
 func (s *server) end(ending agent.Ending, why string, now, killAt time.Duration) {
 	if s.ending == "" && s.how == "" {
 		s.ending, s.text = ending, why
@@ -300,12 +293,12 @@ func (s *server) obey(sig os.Signal) {
 		if s.dir.load(stopFile, &order) == nil {
 			ending, why = agent.Stopped, order.Why
 		}
-		s.end(ending, why, now, s.killAt(now))
+		s.end(ending, why, now, now+s.grace)
 	case syscall.SIGUSR1:
 		s.fence(now, "the node lost its right to act")
 	case syscall.SIGUSR2:
-		if s.quiesced && s.current() {
-			s.quiesced = false
+		if s.policy == fleet.Quiesce && s.fenced && s.current() {
+			s.fenced = false
 			s.dir.remove(quiesceFile)
 			s.cmd.Signal(syscall.SIGUSR2)
 		}
