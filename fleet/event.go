@@ -53,6 +53,16 @@ const (
 	EventBrakeOff  EventKind = "brake_released"
 )
 
+// EventKinds returns all kinds of event, in the order in which they stand above.
+func EventKinds() []EventKind {
+	return []EventKind{
+		EventJoined, EventSuspect, EventAlive, EventLapsed, EventLeased, EventReady, EventNotReady,
+		EventCordoned, EventDraining, EventDrained, EventResumed, EventRemoved, EventDuplicate,
+		EventSubmitted, EventPlaced, EventStarted, EventRestarted, EventStopping, EventEnded, EventForgotten, EventStuck, EventUnstuck,
+		EventTakeover, EventWithheld, EventBrakeOn, EventBrakeOff,
+	}
+}
+
 // Evidence says why work was taken from a node, and when each phase was. Zero
 // instants are phases that have not come yet.
 type Evidence struct {

@@ -12,17 +12,10 @@ import (
 	"github.com/tenurehq/tenure/fleet"
 )
 
-// eventKinds are the kinds that the ledger has.
-var eventKinds = []fleet.EventKind{
-	fleet.EventJoined, fleet.EventSuspect, fleet.EventAlive, fleet.EventLapsed, fleet.EventLeased, fleet.EventReady, fleet.EventNotReady,
-	fleet.EventCordoned, fleet.EventDraining, fleet.EventDrained, fleet.EventResumed, fleet.EventRemoved, fleet.EventDuplicate,
-	fleet.EventSubmitted, fleet.EventPlaced, fleet.EventStarted, fleet.EventStopping, fleet.EventEnded, fleet.EventForgotten, fleet.EventStuck, fleet.EventUnstuck,
-	fleet.EventTakeover, fleet.EventWithheld, fleet.EventBrakeOn, fleet.EventBrakeOff,
-}
-
 func kindNames() []string {
-	names := make([]string, len(eventKinds))
-	for i, k := range eventKinds {
+	kinds := fleet.EventKinds()
+	names := make([]string, len(kinds))
+	for i, k := range kinds {
 		names[i] = string(k)
 	}
 	return names
@@ -74,7 +67,7 @@ has the kind "events_pruned".
 			least = 0
 		}
 		switch {
-		case kind != "" && !slices.Contains(eventKinds, q.Kind):
+		case kind != "" && !slices.Contains(fleet.EventKinds(), q.Kind):
 			return failf(exitUsage, "--kind %q: must be one of %s", kind, strings.Join(kindNames(), ", "))
 		case q.Limit < least || q.Limit > most:
 			return failf(exitUsage, "--limit %d: must be from %d to %d", q.Limit, least, most)
