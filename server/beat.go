@@ -182,7 +182,10 @@ func (s *Server) join(ctx context.Context, b *api.Beat, n *slot, at, lateness ti
 		reply.NeedFacts = true
 		return nil
 	}
-	v, err := s.reg.Join(ctx, registry.Report{Node: b.Node, Incarnation: b.Incarnation, Facts: durable(b.Facts)})
+	n.mu.Lock()
+	wanted := n.wanted()
+	n.mu.Unlock()
+	v, err := s.reg.Join(ctx, registry.Report{Node: b.Node, Incarnation: b.Incarnation, Facts: durable(b.Facts), Intent: wanted})
 	if err != nil {
 		return err
 	}
@@ -211,11 +214,12 @@ func (s *Server) facts(ctx context.Context, b *api.Beat, n *slot, reply *api.Bea
 	facts := n.facts
 	reply.NeedFacts = facts == nil || n.version != b.FactsVersion
 	known := facts == nil || n.row != nil && n.row.Incarnation == b.Incarnation && n.agrees()
+	wanted := n.wanted()
 	n.mu.Unlock()
 	if known {
 		return nil
 	}
-	v, err := s.reg.Join(ctx, registry.Report{Node: b.Node, Incarnation: b.Incarnation, Facts: durable(facts)})
+	v, err := s.reg.Join(ctx, registry.Report{Node: b.Node, Incarnation: b.Incarnation, Facts: durable(facts), Intent: wanted})
 	if err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ type slot struct {
 	extended extension     // the last one that extended it by way of this replica
 
 	row     *registry.Node // as read last; nil if the registry has none
+	intent  fleet.Intent   // of the last row, once that is lost
 	rowAt   time.Duration  // when it was taken in, on the boot clock
 	agreed  agreement
 	changed chan struct{} // closed when row.Orders changes; nil while nobody waits
@@ -125,6 +126,20 @@ func (i *ingest) find(id string) *slot {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
 	return i.byID[id]
+}
+
+// version is that of the node's row as this replica knows it; 0 if it knows none.
+func (i *ingest) version(id string) int64 {
+	s := i.find(id)
+	if s == nil {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.row == nil {
+		return 0
+	}
+	return s.row.Version
 }
 
 // forget drops a node that the registry has removed.
@@ -219,6 +234,24 @@ func (s *slot) see(l fleet.Lease, at time.Duration) {
 // older versions. The caller holds s.mu.
 func (s *slot) knowsLater(row *registry.Node, began time.Duration) bool {
 	return s.row != nil && began < s.rowAt && row.Version < s.row.Version
+}
+
+// lose takes in that a reading which began at an instant of the boot clock found no
+// row of the node. A row that was taken in since then says more. The caller holds
+// s.mu.
+func (s *slot) lose(began time.Duration) {
+	if s.row != nil && s.rowAt <= began {
+		s.intent, s.row = s.row.Intent, nil
+	}
+}
+
+// wanted is what operators want of the node, as far as this replica knows. The
+// caller holds s.mu.
+func (s *slot) wanted() fleet.Intent {
+	if s.row != nil {
+		return s.row.Intent
+	}
+	return s.intent
 }
 
 // become makes incarnation the node's. The caller holds s.mu.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -71,23 +72,44 @@ func refusal(v registry.Verdict) *api.Error {
 // ranks first others have ranked first too.
 const candidates = 8
 
+// refusedAs is how a node stood when the registry refused to give it work, or before
+// that, and for what.
+type refusedAs struct {
+	version int64 // of its row: room that becomes free changes it too
+	lease   fence.Token
+	code    fleet.Code
+}
+
 // place tries nodes in the order of their rank until one takes the work. What is
 // known here may be old, so before a refusal it reads authoritatively, and as
-// long as such a reading shows a node that fits it tries again (P8). read says that
-// whoever asks has had such a reading already, and is set by one.
+// long as such a reading shows a node that fits it tries again (P8), but none that
+// stands as it did when the registry refused it: that counts with the registry's
+// code. read says that whoever asks has had such a reading already, and is set by one.
 func (s *Server) place(ctx context.Context, req fleet.Request, read *bool, try func(registry.Placement) (registry.Verdict, error)) (registry.Verdict, error) {
+	refused := map[string]refusedAs{}
 	for nodes := s.Nodes(); ; {
 		ranked, counts := fleet.Rank(nodes, req, s.conditions())
+		ranked = slices.DeleteFunc(ranked, func(c fleet.Candidate) bool {
+			as, was := refused[c.Node]
+			same := was && as.lease == nodes[c.Index].Lease.Token && as.version == s.in.version(c.Node)
+			if same {
+				counts[as.code]++
+			}
+			return same
+		})
 		if len(ranked) == 0 && *read {
 			e := api.Refuse(fleet.CodeNoCapacity, "%s", noCapacity(len(nodes), counts))
 			e.Counts, e.RetryAfter = counts, 250*time.Millisecond
 			return registry.Verdict{}, e
 		}
 		for _, c := range ranked[:min(len(ranked), candidates)] {
-			v, err := try(registry.Placement{Node: c.Node, Lease: nodes[c.Index].Lease.Token})
+			as := refusedAs{version: s.in.version(c.Node), lease: nodes[c.Index].Lease.Token}
+			v, err := try(registry.Placement{Node: c.Node, Lease: as.lease})
 			if err != nil || !v.OfTarget {
 				return v, err
 			}
+			as.code = v.Code
+			refused[c.Node] = as
 			s.counts.add("candidate", string(v.Code))
 			s.touch(ctx, c.Node)
 		}

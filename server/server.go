@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -183,9 +184,7 @@ func (s *Server) reread(ctx context.Context) {
 		s.log.Debug("full read of the registry", "err", err)
 		return
 	}
-	for i := range rows {
-		s.take(&rows[i], began)
-	}
+	s.takeAll(rows, began)
 }
 
 func (s *Server) refresh(ctx context.Context) error {
@@ -277,8 +276,12 @@ func (s *Server) take(row *registry.Node, began time.Duration) {
 	if row.Incarnation != "" && row.Incarnation != n.incarnation && !slices.Contains(n.replaced, row.Incarnation) {
 		n.become(row.Incarnation)
 	}
-	if n.facts != nil && sameFacts(&row.Facts, n.facts) {
+	switch {
+	case n.facts == nil:
+	case sameFacts(&row.Facts, n.facts):
 		row.Facts = durable(n.facts) // the same maps, which are most of what a node costs
+	case row.Incarnation == n.incarnation && (n.row == nil || !sameFacts(&row.Facts, &n.row.Facts)):
+		n.facts, n.version = nil, 0 // it told another replica something new since
 	}
 	n.see(row.Lease, began)
 	s.in.told(n, row.LastSeen, row.Age, at)
@@ -289,6 +292,38 @@ func (s *Server) take(row *registry.Node, began time.Duration) {
 	n.row = row
 }
 
+// takeAll takes in a reading of all nodes, in order of id, that began at an instant of
+// the boot clock. A node that it lacks has no row any more: a failover lost it, or an
+// older backup was restored. If it beats, its next beat makes a row anew, under the
+// intent that is known here. If it does not, nothing is kept of it but such an intent.
+func (s *Server) takeAll(rows []registry.Node, began time.Duration) {
+	for _, n := range s.in.all() {
+		if _, found := slices.BinarySearchFunc(rows, n.id, func(r registry.Node, id string) int { return strings.Compare(r.ID, id) }); found {
+			continue
+		}
+		n.mu.Lock()
+		n.lose(began)
+		over := n.row == nil && n.liveness == fleet.Suspect && n.intent.State() == fleet.Active
+		n.mu.Unlock()
+		if over {
+			s.in.forget(n.id)
+		}
+	}
+	for i := range rows {
+		s.take(&rows[i], began)
+	}
+}
+
+// lost takes in that a reading which began at an instant of the boot clock found no row
+// of a node.
+func (s *Server) lost(node string, began time.Duration) {
+	if n := s.in.find(node); n != nil {
+		n.mu.Lock()
+		n.lose(began)
+		n.mu.Unlock()
+	}
+}
+
 // dbNow is the present by the database's clock. Instants that the registry keeps
 // are judged by it and by no other.
 func (s *Server) dbNow() time.Time { return time.Now().Add(time.Duration(s.skew.Load())) }
@@ -296,8 +331,12 @@ func (s *Server) dbNow() time.Time { return time.Now().Add(time.Duration(s.skew.
 // touch reads one node's row now, after this replica changed it.
 func (s *Server) touch(ctx context.Context, node string) {
 	began := clock.Now().Boot
-	if row, ok, err := s.reg.Node(ctx, node); err == nil && ok {
+	switch row, ok, err := s.reg.Node(ctx, node); {
+	case err != nil:
+	case ok:
 		s.take(&row, began)
+	default:
+		s.lost(node, began)
 	}
 	s.tellEvents()
 }
@@ -383,7 +422,12 @@ func (s *Server) flushLoop(ctx context.Context) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.Interval)
 		defer cancel()
-		if err := s.reg.Flush(ctx, seen); err != nil {
+		lost, err := s.reg.Flush(ctx, seen)
+		for _, node := range lost {
+			s.log.Warn("the registry has no row of a node that beats: it joins anew", "node", node)
+			s.lost(node, now)
+		}
+		if err != nil {
 			s.log.Debug("flush", "err", err)
 			for _, n := range slots {
 				n.mu.Lock()

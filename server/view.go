@@ -38,9 +38,7 @@ func (s *Server) authoritative(ctx context.Context) ([]fleet.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range rows {
-		s.take(&rows[i], began)
-	}
+	s.takeAll(rows, began)
 	began = clock.Now().Boot
 	signs, err := s.reg.Signs(ctx, nil)
 	if err != nil {
@@ -65,6 +63,7 @@ func (s *Server) authoritativeNode(ctx context.Context, id string) (fleet.Node, 
 		return fleet.Node{}, err
 	}
 	if !ok {
+		s.lost(id, began)
 		return fleet.Node{}, api.Refuse(fleet.CodeNoSuchNode, "no node %q has joined", id)
 	}
 	s.take(&row, began)

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -149,6 +150,18 @@ func (b *bed) exec(q string, args ...any) int64 {
 	n, err := res.RowsAffected()
 	must(b.t, err)
 	return n
+}
+
+// flush records signs of life, and checks which nodes have no row.
+func flush(ctx context.Context, t *testing.T, r interface {
+	Flush(ctx context.Context, seen []registry.Seen) ([]string, error)
+}, seen []registry.Seen, want ...string) {
+	t.Helper()
+	lost, err := r.Flush(ctx, seen)
+	must(t, err)
+	if !slices.Equal(lost, want) {
+		t.Errorf("without a row: got %q, want %q", lost, want)
+	}
 }
 
 // node joins a node with a lease and room for slots.

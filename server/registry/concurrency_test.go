@@ -96,7 +96,7 @@ func TestEverythingAtOnce(t *testing.T) {
 							return cordon(i, m)
 						})
 					case 9:
-						err = b.Flush(ctx, []registry.Seen{{Node: other, Incarnation: "i1"}, {Node: node, Incarnation: "i1"}})
+						_, err = b.Flush(ctx, []registry.Seen{{Node: other, Incarnation: "i1"}, {Node: node, Incarnation: "i1"}})
 					case 10: // a new term, or a release, or a lapse by revocation
 						if l := lease[node]; l.Live() && r.IntN(4) > 0 {
 							break

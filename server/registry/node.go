@@ -246,7 +246,8 @@ func encode(what string, v any) (string, error) {
 const maxReplaced = 16
 
 // Join records a new incarnation of a node, or changed facts of the present one.
-// The intent for the node stays. An incarnation that was replaced by a later Join
+// The intent for the node stays; only a node of which there is no row gets that of the
+// report. An incarnation that was replaced by a later Join
 // gets code incarnation_replaced. Whether a new one may take the name, the caller
 // decides. If nothing changed, nothing is written.
 func (r *Registry) Join(ctx context.Context, rep Report) (Verdict, error) {
@@ -261,6 +262,10 @@ func (r *Registry) Join(ctx context.Context, rep Report) (Verdict, error) {
 	if rep.Facts.Capacity == nil {
 		capacity = "{}"
 	}
+	intent, err := encode("intent", rep.Intent)
+	if err != nil {
+		return Verdict{}, r.failure("join", err)
+	}
 	return r.decide(ctx, "join", Fence{}, "", func(t *tx) (Verdict, error) {
 		var incarnation, oldReplaced, oldFacts string
 		var wasReady, created bool
@@ -274,7 +279,8 @@ func (r *Registry) Join(ctx context.Context, rep Report) (Verdict, error) {
 			if err := t.change(); err != nil {
 				return Verdict{}, err
 			}
-			n, err := t.exec("INSERT INTO {s}fleet_node (id, first_us, orders, changed) VALUES ($1, {now}, {now}, {changed}) ON CONFLICT (id) DO NOTHING", rep.Node)
+			n, err := t.exec("INSERT INTO {s}fleet_node (id, intent, intent_state, first_us, orders, changed) VALUES ($1, $2, $3, {now}, {now}, {changed}) ON CONFLICT (id) DO NOTHING",
+				rep.Node, intent, string(rep.Intent.State()))
 			if err != nil {
 				return Verdict{}, err
 			}
@@ -328,6 +334,9 @@ func (r *Registry) Join(ctx context.Context, rep Report) (Verdict, error) {
 				return Verdict{}, err
 			}
 			v := Verdict{Event: fleet.Event{Kind: fleet.EventJoined, Node: rep.Node, Text: "incarnation " + rep.Incarnation}}
+			if state := rep.Intent.State(); created && state != fleet.Active {
+				v.Event.Text += ": its row was lost, and it is " + string(state) + " as before"
+			}
 			if err := t.append(&v.Event); err != nil || ready == wasReady || created && ready {
 				return v, err
 			}
@@ -378,10 +387,11 @@ ON CONFLICT (node) DO UPDATE SET seen_us = excluded.seen_us, domain = excluded.d
 
 // Flush records in one statement when nodes were last heard. What is older than
 // what is known, unless the clock was set back since, or of another incarnation
-// than the node's present one, is left.
-func (r *Registry) Flush(ctx context.Context, seen []Seen) error {
+// than the node's present one, is left. It returns the nodes of which the registry
+// knows nothing, not even that they were removed.
+func (r *Registry) Flush(ctx context.Context, seen []Seen) (lost []string, err error) {
 	if len(seen) == 0 {
-		return nil
+		return nil, nil
 	}
 	seen = slices.Clone(seen)
 	slices.SortStableFunc(seen, func(a, b Seen) int {
@@ -391,23 +401,49 @@ func (r *Registry) Flush(ctx context.Context, seen []Seen) error {
 		return strings.Compare(a.Incarnation, b.Incarnation)
 	})
 	seen = slices.CompactFunc(seen, func(a, b Seen) bool { return a.Node == b.Node && a.Incarnation == b.Incarnation })
-	return r.transact(ctx, "flush", writing, func(t *tx) (bool, error) {
+	err = r.transact(ctx, "flush", writing, func(t *tx) (bool, error) {
+		var flushed int64
 		var err error
 		if t.name == Postgres {
 			nodes, incarnations, ages := make([]string, len(seen)), make([]string, len(seen)), make([]int64, len(seen))
 			for i, s := range seen {
 				nodes[i], incarnations[i], ages[i] = s.Node, s.Incarnation, max(s.Age, 0).Microseconds()
 			}
-			_, err = t.exec(flushPostgres, nodes, incarnations, ages)
+			flushed, err = t.exec(flushPostgres, nodes, incarnations, ages)
 		} else {
 			list := make([]string, len(seen))
 			for i, s := range seen {
 				list[i] = fmt.Sprintf("%019d%03d%s%s", max(s.Age, 0).Microseconds(), len(s.Node), s.Node, s.Incarnation)
 			}
-			_, err = t.exec(flushSQLite, t.list(list))
+			flushed, err = t.exec(flushSQLite, t.list(list))
 		}
+		if err != nil || flushed == int64(len(seen)) {
+			return true, err
+		}
+		lost, err = t.unknown(seen)
 		return true, err
 	})
+	if err != nil {
+		return nil, err
+	}
+	return lost, nil
+}
+
+// unknown returns the nodes of seen, which is in their order, that have no row.
+func (t *tx) unknown(seen []Seen) ([]string, error) {
+	ids := make([]string, len(seen))
+	for i, s := range seen {
+		ids[i] = s.Node
+	}
+	ids = slices.Compact(ids)
+	known := map[string]bool{}
+	err := t.each(func(row scanner) error {
+		var id string
+		err := row.Scan(&id)
+		known[id] = true
+		return err
+	}, "SELECT id FROM {s}fleet_node WHERE id {in} "+t.set("$1"), t.list(ids))
+	return slices.DeleteFunc(ids, func(id string) bool { return known[id] }), err
 }
 
 // IntentFunc returns what an intent becomes by the wish of mark's actor, or the
@@ -614,7 +650,7 @@ func (t *tx) endAll(node string, o Order) (left int, err error) {
 	}
 	why := "its host is gone for good: " + o.Reason
 	for _, id := range slices.Sorted(maps.Keys(pinned)) {
-		if _, err := t.exec("UPDATE {s}fleet_work SET state = 'failed', ended_us = {now}, exit_code = -1, result = $2 WHERE id = $1", id, why); err != nil {
+		if _, err := t.exec("UPDATE {s}fleet_work SET state = 'failed', token = token + 1, ended_us = {now}, exit_code = -1, result = $2 WHERE id = $1", id, why); err != nil {
 			return 0, err
 		}
 		e := fleet.Event{Kind: fleet.EventEnded, Node: node, Work: id, Token: pinned[id], Code: fleet.Code(fleet.Failed), Actor: o.Actor, Text: why}

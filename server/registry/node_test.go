@@ -140,7 +140,7 @@ func TestC54SameNameNewMachine(t *testing.T) {
 		for i := range 3 {
 			b.run(fmt.Sprintf("w%d", i), "n1", old, false)
 		}
-		must(t, b.Flush(b.ctx, []registry.Seen{{Node: "n1", Incarnation: "i1"}}))
+		flush(b.ctx, t, b, []registry.Seen{{Node: "n1", Incarnation: "i1"}})
 		b.release("node/n1")
 		b.code("", b.join("n1", "i2", 4), nil)
 		l := b.acquire("node/n1")
@@ -159,7 +159,7 @@ func TestC54SameNameNewMachine(t *testing.T) {
 		must(t, err)
 		// What the old incarnation still says.
 		b.code(fleet.CodeReplaced, b.join("n1", "i1", 9), nil)
-		must(t, r.Flush(b.ctx, []registry.Seen{{Node: "n1", Incarnation: "i1", Age: -time.Hour}}))
+		flush(b.ctx, t, r, []registry.Seen{{Node: "n1", Incarnation: "i1", Age: -time.Hour}})
 		b.code(fleet.CodeStaleToken, b.report("v0", "n1", 1, old, fleet.Stopped), nil)
 		n, _, err := r.Node(b.ctx, "n1")
 		must(t, err)
@@ -345,6 +345,38 @@ func TestRemove(t *testing.T) {
 	})
 }
 
+// TestLostRow: only a node of which there is no row gets the intent that whoever
+// reports it knows. One that was removed is known, and gets none.
+func TestLostRow(t *testing.T) {
+	both(t, func(t *testing.T, b *bed) {
+		seen := []registry.Seen{{Node: "n1", Incarnation: "i1"}}
+		rep := report("n1", "i1", 4)
+		rep.Intent, _ = fleet.Intent{}.WithCordon(fleet.Mark{Actor: "ann", Reason: "look", At: time.Now().UTC()})
+		join := func(want fleet.IntentState) {
+			t.Helper()
+			v, err := b.Join(b.ctx, rep)
+			b.code("", v, err)
+			n, found, err := b.Node(b.ctx, "n1")
+			must(t, err)
+			if got := n.Intent.State(); !found || got != want {
+				t.Errorf("got %s, found %v; want %s", got, found, want)
+			}
+		}
+		b.join("n1", "i1", 4)
+		rep.Facts.Config = "changed"
+		join(fleet.Active)
+		flush(b.ctx, t, b, seen)
+		b.exec("DELETE FROM fleet_node")
+		flush(b.ctx, t, b, seen, "n1")
+		join(fleet.Cordoned)
+		flush(b.ctx, t, b, seen)
+		v, err := b.Remove(b.ctx, "n1", registry.Order{Actor: "ann", Reason: "gone"}, false)
+		b.code("", v, err)
+		flush(b.ctx, t, b, seen)
+		join(fleet.Active)
+	})
+}
+
 // TestRemoveGone: what is pinned to a host that never comes back ends as failed by
 // the word of an operator, and what can move is left to a takeover.
 func TestRemoveGone(t *testing.T) {
@@ -372,7 +404,7 @@ func TestRemoveGone(t *testing.T) {
 		b.is("pinned", fleet.Running, "n1", 1)
 		remove(true, "")
 		for _, id := range []string{"pinned", "stopping"} {
-			if w := b.is(id, fleet.Failed, "n1", 1); w.Result != "its host is gone for good: burnt" {
+			if w := b.is(id, fleet.Failed, "n1", 2); w.Result != "its host is gone for good: burnt" {
 				t.Errorf("%s: got %q", id, w.Result)
 			}
 		}
@@ -541,12 +573,12 @@ func TestTenThousandNodes(t *testing.T) {
 			t.Fatalf("got %d nodes, want %d", len(all), n)
 		}
 		start := time.Now()
-		must(t, b.Flush(b.ctx, slices.Concat(seen, seen[:1], []registry.Seen{{Node: "unknown"}})))
+		flush(b.ctx, t, b, slices.Concat(seen, seen[:1], []registry.Seen{{Node: "unknown"}}), "unknown")
 		flushed := time.Since(start)
 		for i := range seen { // a replica that heard them earlier
 			seen[i].Age += time.Hour
 		}
-		must(t, b.Flush(b.ctx, seen))
+		flush(b.ctx, t, b, seen)
 		signs, err := b.Signs(b.ctx, nil)
 		must(t, err)
 		some, err := b.Signs(b.ctx, []string{"n5", "n9999", "unknown"})

@@ -40,7 +40,7 @@ func TestReboot(t *testing.T) {
 	before, st := start("boot-1")
 	l1 := before.node("n1", 4)
 	before.run("w", "n1", l1, true)
-	must(t, before.Flush(ctx, []registry.Seen{{Node: "n1", Incarnation: "i1"}}))
+	flush(ctx, t, before, []registry.Seen{{Node: "n1", Incarnation: "i1"}})
 	must(t, st.Close())
 
 	boot.Store(int64(30 * time.Second))

@@ -39,6 +39,9 @@ type Report struct {
 	Node        string
 	Incarnation string
 	Facts       fleet.Facts
+	// Intent is what operators are known to want of the node. It counts only if the
+	// registry knows nothing of the node, whose row may have been lost.
+	Intent fleet.Intent
 }
 
 // Seen says when a replica last heard a node.
