@@ -102,7 +102,7 @@ func (r *reconciler) run(ctx context.Context, t *tenure.Term) error {
 	defer giveUp(nil)
 	var failures int
 	var since time.Duration // on the boot clock: the beginning of the first of them
-	var made uint64         // writes before it
+	var made uint64         // writes under the term before it
 	every(ctx, r.cfg.Reconcile, r.hurry, func(ctx context.Context) {
 		if _, may := t.MayAct(); !may {
 			return
@@ -118,12 +118,12 @@ func (r *reconciler) run(ctx context.Context, t *tenure.Term) error {
 			return
 		}
 		r.log.Warn("reconcile", "err", err)
-		if failures == 0 || r.reg.Accepted() != made {
-			failures, since, made = 0, began, r.reg.Accepted()
+		if failures == 0 || r.reg.Fenced() != made {
+			failures, since, made = 0, began, r.reg.Fenced()
 		}
 		failures++
 		if lasted := clock.Now().Boot - since; failures >= patience && lasted > r.cfg.suspect()+r.cfg.ReconcilerTTL {
-			giveUp(fmt.Errorf("no write succeeded and %d steps failed in %s, the last: %w", failures, lasted.Round(time.Millisecond), err))
+			giveUp(fmt.Errorf("no write under the term succeeded and %d steps failed in %s, the last: %w", failures, lasted.Round(time.Millisecond), err))
 		}
 	})
 	return context.Cause(ctx)

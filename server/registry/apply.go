@@ -68,7 +68,7 @@ func (r *Registry) Apply(ctx context.Context, changes []Change) ([]Verdict, erro
 			return nil, err
 		}
 		for _, i := range part {
-			r.count(verdicts[i].Code)
+			r.count(verdicts[i].Code, Fence{})
 		}
 	}
 	return verdicts, nil
@@ -160,6 +160,8 @@ func judgeChange(w fleet.Work, c Change) (v Verdict, settled bool) {
 		return Verdict{}, true
 	case w.Owner != c.Node:
 		return refused(fleet.CodeNotOwner, "work item %q is %s, owner %q", c.Work, w.State, w.Owner), true
+	case w.State.Ended(): // by an operator's word, or by an earlier report of this owner
+		return refused(fleet.CodeWrongState, "work item %q has %s", c.Work, w.State), true
 	case w.Token != c.Token:
 		return refused(fleet.CodeStaleToken, "work item %q has token %s, not %s", c.Work, w.Token, c.Token), true
 	case w.State == fleet.Pending:

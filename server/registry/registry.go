@@ -95,6 +95,7 @@ type Registry struct {
 
 	mu       sync.Mutex
 	accepted uint64
+	fenced   uint64 // of accepted
 	refusals map[fleet.Code]uint64
 }
 
@@ -145,11 +146,21 @@ func (r *Registry) Accepted() uint64 {
 	return r.accepted
 }
 
-func (r *Registry) count(code fleet.Code) {
+// Fenced returns how many of Accepted were made under a Fence.
+func (r *Registry) Fenced() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.fenced
+}
+
+func (r *Registry) count(code fleet.Code, f Fence) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if code == "" {
 		r.accepted++
+		if f != (Fence{}) {
+			r.fenced++
+		}
 		return
 	}
 	r.refusals[code]++

@@ -246,7 +246,7 @@ func (r *Registry) decide(ctx context.Context, doing string, f Fence, work strin
 		return Verdict{}, err
 	}
 	v.Work = work
-	r.count(v.Code)
+	r.count(v.Code, f)
 	return v, nil
 }
 
