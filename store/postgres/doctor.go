@@ -46,7 +46,11 @@ func (s *Store) Diagnose(ctx context.Context) ([]store.Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(found, settings...), nil
+	marks, err := s.markFindings(ctx) // which may be in a database without leases
+	if err != nil {
+		return nil, err
+	}
+	return append(append(found, settings...), marks...), nil
 }
 
 func (s *Store) settings(ctx context.Context) ([]store.Finding, error) {
@@ -127,36 +131,6 @@ func (s *Store) rights(ctx context.Context) ([]store.Finding, error) {
 			Text: fmt.Sprintf("role %q lacks the right to %s on %s", role, right, table),
 			Fix:  fmt.Sprintf("GRANT %s ON %s%s TO %s;", right, s.prefix, table, pgx.Identifier{role}.Sanitize()),
 		})
-	}
-	return found, nil
-}
-
-// fenceFindings are about the fence and the guards of tables, if there are any.
-func (s *Store) fenceFindings(ctx context.Context) ([]store.Finding, error) {
-	present, err := s.fence(ctx)
-	if err != nil || present.lender == "" {
-		return nil, err
-	}
-	var found []store.Finding
-	if _, err := s.installed(ctx); errors.Is(err, store.ErrSchema) {
-		found = append(found, store.Finding{
-			Code: "fence_old_form", Severity: store.Warning, Text: fmt.Sprintf("the functions of the fence in schema %q are of an older form", s.schema),
-			Fix: "tenure fence install",
-		})
-	} else if err != nil {
-		return nil, err
-	}
-	guarded, err := s.Guarded(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range guarded {
-		if !g.Enabled {
-			found = append(found, store.Finding{
-				Code: "guard_faulty", Severity: store.Warning, Text: fmt.Sprintf("the guard of table %s is not as it should be: %s", g.Table, g.Fault),
-				Fix: "tenure fence guard " + g.Table,
-			})
-		}
 	}
 	return found, nil
 }

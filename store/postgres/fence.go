@@ -1,12 +1,12 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,28 +35,38 @@ type FenceStep struct {
 // token) foremost. There are none if it is in place; an older form is replaced. It
 // changes nothing. Who runs the steps must be the owner of tenure_lease, a member
 // of that role or a superuser: the functions have that owner's rights, so that
-// they lend nobody more than the leases.
+// they lend nobody more than the leases. A function of one of their names that
+// somebody else made is not taken over: the error names it and matches
+// store.ErrSchema.
 func (s *Store) PlanFence(ctx context.Context) ([]FenceStep, error) {
 	text, mark := s.fenceText("install.sql", nil)
-	r, err := s.one(ctx, "look at the fence", `SELECT pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'MEMBER'), has_schema_privilege('`+s.schema+`', 'CREATE'), current_user
+	present, err := s.fence(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.one(ctx, "look at the fence", `SELECT pg_has_role(c.relowner, 'MEMBER'), has_schema_privilege('`+s.schema+`', 'CREATE'), current_user
 		FROM pg_class c WHERE c.oid = '`+s.prefix+`tenure_lease'::regclass`)
 	if err != nil {
 		return nil, err
 	}
-	owner, member, creates, user := r.text(), r.boolean(), r.boolean(), r.text()
-	present, err := s.fence(ctx)
+	member, creates, user := r.boolean(), r.boolean(), r.text()
 	switch {
-	case r.err != nil || err != nil:
-		return nil, cmp.Or(r.err, err)
-	case present.mark == mark:
+	case r.err != nil:
+		return nil, r.err
+	case present.mark == mark && present.owned:
 		return nil, nil
 	case !member || !creates:
-		return nil, fmt.Errorf("postgres: install the fence: role %q must be %q, the owner of %stenure_lease whose rights the functions have, or a member of it, and be allowed to CREATE in schema %q: use the role that runs tenure migrate: %w", user, owner, s.prefix, s.schema, store.ErrPermission)
+		return nil, fmt.Errorf("postgres: install the fence: role %q must be %q, the owner of %stenure_lease whose rights the functions have, or a member of it, and be allowed to CREATE in schema %q: use the role that runs tenure migrate: %w", user, present.lender, s.prefix, s.schema, store.ErrPermission)
 	}
-	if owner != user {
-		for _, f := range fenceFunctions {
-			text += "ALTER FUNCTION " + s.prefix + f + " OWNER TO " + pgx.Identifier{owner}.Sanitize() + ";\n"
+	for _, f := range fenceFunctions {
+		// To replace a function keeps its owner and who may call it. So one that
+		// somebody makes before the steps are run must not be replaced.
+		if name, _, _ := strings.Cut(f, "("); !slices.Contains(present.functions, f) {
+			text = strings.Replace(text, "CREATE OR REPLACE FUNCTION "+s.prefix+name+"(", "CREATE FUNCTION "+s.prefix+name+"(", 1)
 		}
+	}
+	for _, f := range fenceFunctions {
+		text += "ALTER FUNCTION " + s.prefix + f + " OWNER TO " + pgx.Identifier{present.lender}.Sanitize() + ";\n"
 	}
 	text += fmt.Sprintf("COMMENT ON FUNCTION %stenure_fence(text, bigint) IS '%s';\n", s.prefix, mark)
 	return []FenceStep{{What: "add tenure_fence and the guard's functions", SQL: text}}, nil
@@ -68,10 +78,20 @@ var fenceFunctions = []string{
 	"tenure_must_raise(oid)", "tenure_refuse(text, text)", "tenure_fence(text, bigint)",
 }
 
+// fenceNames returns the names of fenceFunctions.
+func fenceNames() []string {
+	var names []string
+	for _, f := range fenceFunctions {
+		name, _, _ := strings.Cut(f, "(")
+		names = append(names, name)
+	}
+	return names
+}
+
 // PlanFenceRemoval returns the steps that undo those of PlanFence. It returns an
 // error matching store.ErrBusy while a table is guarded.
 func (s *Store) PlanFenceRemoval(ctx context.Context) ([]FenceStep, error) {
-	if present, err := s.fence(ctx); err != nil || present.lender == "" {
+	if present, err := s.fence(ctx); err != nil || !present.installed() {
 		return nil, err
 	}
 	guarded, err := s.Guarded(ctx)
@@ -90,29 +110,75 @@ func (s *Store) PlanFenceRemoval(ctx context.Context) ([]FenceStep, error) {
 		text += "DROP FUNCTION IF EXISTS " + s.prefix + f + ";\n"
 	}
 	// Tables that were dropped leave their counters behind.
-	rows, err := s.do(ctx, "look at the fence", "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = '"+s.schema+`' AND c.relkind = 'S' AND c.relname LIKE 'tenure\_refused\_%'`)
+	rows, err := s.do(ctx, "look at the fence", "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = '"+s.schema+
+		"' AND c.relkind = 'S' AND c.relname ~ '^tenure_refused_[0-9a-f]{10}_("+strings.Join(guardReasons, "|")+")$'")
 	if err != nil {
 		return nil, err
 	}
 	for _, r := range rows {
-		text += "DROP SEQUENCE IF EXISTS " + s.prefix + r.text() + ";\n"
+		text += "DROP SEQUENCE IF EXISTS " + pgx.Identifier{s.schema, r.text()}.Sanitize() + ";\n"
 	}
 	return []FenceStep{{What: "drop tenure_fence and the guard's functions", SQL: text}}, nil
 }
 
 // fencing is what is there of the fence.
 type fencing struct {
-	lender string // the role whose rights the functions have; "" if they are not there
-	mark   string // of the text that they were made by
+	lender    string   // the owner of the leases, whose rights the functions have
+	functions []string // those of fenceFunctions that are there
+	owned     bool     // by the lender: each of them
+	mark      string   // of the text that they were made by
 }
 
+func (f *fencing) installed() bool { return slices.Contains(f.functions, "tenure_refusals()") }
+
+// ofLeases is true of roles that have the rights of the owner of the leases.
+func (s *Store) ofLeases() string {
+	return "pg_has_role(o.owner, (SELECT l.relowner FROM pg_class l WHERE l.oid = '" + s.prefix + "tenure_lease'::regclass), 'MEMBER')"
+}
+
+// fence looks at the fence. It returns an error matching store.ErrSchema that names
+// a function of the fence's names which somebody else made. Until that is gone
+// nothing of the fence is safe to call.
 func (s *Store) fence(ctx context.Context) (fencing, error) {
-	r, err := s.one(ctx, "look at the fence", "SELECT coalesce((SELECT pg_get_userbyid(p.proowner) FROM pg_proc p WHERE p.oid = to_regprocedure('"+s.prefix+"tenure_refusals()')), ''), "+
-		"coalesce(obj_description(to_regprocedure('"+s.prefix+"tenure_fence(text, bigint)'), 'pg_proc'), '')")
+	others, err := s.do(ctx, "look at the fence", s.strangers(nil, fenceNames(), s.ofLeases()))
 	if err != nil {
 		return fencing{}, err
 	}
-	return fencing{lender: r.text(), mark: r.text()}, r.err
+	if len(others) > 0 {
+		what, fix := foreignFunction(others[0])
+		return fencing{}, fmt.Errorf("postgres: the fence of schema %q: %s: %s: %w", s.schema, what, fix, store.ErrSchema)
+	}
+	rows, err := s.do(ctx, "look at the fence", `SELECT pg_get_userbyid(l.relowner), coalesce(p.proname || '(' || oidvectortypes(p.proargtypes) || ')', ''),
+			coalesce(p.proowner = l.relowner, true), coalesce(obj_description(p.oid, 'pg_proc'), '')
+		FROM pg_class l LEFT JOIN pg_proc p ON p.pronamespace = l.relnamespace AND p.proname IN ('`+strings.Join(fenceNames(), "', '")+`')
+		WHERE l.oid = '`+s.prefix+`tenure_lease'::regclass`)
+	if err != nil {
+		return fencing{}, err
+	}
+	found := fencing{owned: true}
+	for _, r := range rows {
+		lender, function, owned, mark := r.text(), r.text(), r.boolean(), r.text()
+		if r.err != nil {
+			return fencing{}, r.err
+		}
+		found.lender = lender
+		if !slices.Contains(fenceFunctions, function) {
+			continue // somebody's with other arguments
+		}
+		found.functions = append(found.functions, function)
+		found.owned = found.owned && owned
+		if function == "tenure_fence(text, bigint)" {
+			found.mark = mark
+		}
+	}
+	return found, nil
+}
+
+// foreignFunction says, of a row of strangers, what is wrong and what to do.
+func foreignFunction(r *row) (text, fix string) {
+	_, function, owner := r.text(), r.text(), r.text()
+	return fmt.Sprintf("function %s belongs to role %q, which has not the rights of the leases' owner: whoever calls it runs that role's code", function, owner),
+		fmt.Sprintf("find out who needs it, then: DROP FUNCTION %s;", function)
 }
 
 // installed returns what is there of the fence, or an error matching
@@ -122,11 +188,14 @@ func (s *Store) installed(ctx context.Context) (fencing, error) {
 	if err != nil {
 		return fencing{}, err
 	}
-	if present.lender == "" {
+	if !present.installed() {
 		return fencing{}, s.errNoFence()
 	}
 	if _, mark := s.fenceText("install.sql", nil); present.mark != mark {
 		return fencing{}, fmt.Errorf("postgres: the fence of schema %q is of an older form: run: tenure fence install: %w", s.schema, store.ErrSchema)
+	}
+	if !present.owned {
+		return fencing{}, fmt.Errorf("postgres: the fence of schema %q has another owner than the leases: run: tenure fence install: %w", s.schema, store.ErrSchema)
 	}
 	return present, nil
 }

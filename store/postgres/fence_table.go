@@ -35,8 +35,9 @@ const (
 //
 // An error, and not zero rows, is also what a statement gets whose term ended
 // since this transaction stated it, so that no half of the transaction commits;
-// what a foreign key cascades, which zero rows would break; and every statement
-// while another table inherits from the guarded one.
+// what a foreign key cascades, which zero rows would break; every statement
+// while another table inherits from the guarded one; and once it is itself a
+// partition or child, a statement that names the other table.
 //
 // The guard is for mistakes, not for malice: who may alter the table can remove
 // it, and replication and session_replication_role = replica go past it.
@@ -61,6 +62,7 @@ type relation struct {
 	cannot       string // why it cannot be guarded, "" if it can
 	owner, token string // types of the columns, "" for none
 	fallback     string // the owner column's default, as an expression
+	loose        bool   // the owner column's collation takes different names for one
 	cascades     bool   // rows of other tables can take its rows with them
 	indexed      bool
 	broken       bool   // our index is there and not valid
@@ -77,6 +79,10 @@ func (r *relation) index(g *TableGuard) string {
 	sum := sha256.Sum256([]byte(g.Owner + " " + g.Token))
 	return "tenure_guard_" + r.guard + "_" + hex.EncodeToString(sum[:4])
 }
+
+// guardRule is what guardOf gives. A trigger's argument is chosen by whoever made
+// the trigger, so a name that is read from one is held against this.
+var guardRule = regexp.MustCompile(`^[0-9a-f]{10}$`)
 
 // guardOf names the guard of a table, and with it its settings and counters. The
 // name stays when the table is renamed.
@@ -112,6 +118,17 @@ var guardTriggers = []string{
 	"00_tenure_guard_token_own", "00_tenure_guard_token_none",
 }
 
+// triggers is a query for the triggers of guards. Whoever owns a table can give a
+// trigger any name and any arguments, so it is one of these only if it calls the
+// fence's function, which nobody else can put on a table.
+func (s *Store) triggers() string {
+	return `SELECT g.* FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
+		JOIN pg_class l ON l.oid = '` + s.prefix + `tenure_lease'::regclass AND l.relnamespace = p.pronamespace AND l.relowner = p.proowner
+		WHERE g.tgname IN ('` + strings.Join(guardTriggers, "', '") + `')
+			AND p.proname = CASE WHEN g.tgname IN ('00_tenure_guard_statement', '00_tenure_guard_truncate') THEN 'tenure_guard_statement'
+				WHEN g.tgname IN ('00_tenure_guard_other_owner', '00_tenure_guard_newer_token') THEN 'tenure_guard_row' ELSE 'tenure_guard_token' END`
+}
+
 // addedColumn is the comment by which a column that a guard added is known again.
 const addedColumn = "added by tenure fence guard"
 
@@ -120,7 +137,8 @@ var guardReasons = []string{"not_stated", "stale", "other_owner", "newer_token",
 // PlanGuard returns the steps that guard a table as g says. There are none if it
 // is so already; another g changes the guard. It changes nothing, and guesses
 // nothing: views, foreign, partitioned, inherited and temporary tables, tables
-// with rules, missing columns and columns of other types are refused with an
+// with rules, missing columns and columns of other types or of a collation that
+// is not deterministic are refused with an
 // error matching store.ErrUnsupported or store.ErrInvalid that says why.
 func (s *Store) PlanGuard(ctx context.Context, g TableGuard) ([]FenceStep, error) {
 	if err := g.check(); err != nil {
@@ -182,6 +200,9 @@ func (r *relation) fits(g *TableGuard) error {
 			return &store.InvalidError{Field: "column", Value: c.name, Rule: fmt.Sprintf("of type %s in %s, not %s: name another (--owner-column, --token-column)", c.want, r.sql(), c.typ)}
 		}
 	}
+	if r.loose {
+		return &store.InvalidError{Field: "column", Value: g.Owner, Rule: "of a deterministic collation in " + r.sql() + ", or it takes the names of two leases for one: ALTER TABLE … ALTER COLUMN … TYPE text COLLATE \"C\", or name another (--owner-column)"}
+	}
 	if g.Lease != "" && r.owner != "" && r.fallback != textDefault(g.Lease) {
 		return refuse("column %q is there already and its default is not %q: set the default and the owner of its rows yourself, and give no lease here", g.Owner, g.Lease)
 	}
@@ -233,7 +254,7 @@ func (s *Store) relation(ctx context.Context, g *TableGuard) (*relation, error) 
 	if found.err != nil || oid == 0 {
 		return nil, cmp.Or(found.err, error(&refusal{text: fmt.Sprintf("postgres: there is no table %q, or it is not on the role's search path: write SCHEMA.TABLE", g.Table), class: store.ErrNotFound, cause: store.ErrNotFound}))
 	}
-	r, err := s.one(ctx, "look at the table", fmt.Sprintf("WITH t AS (SELECT c.*, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %d), mine AS", oid)+` (SELECT g.* FROM pg_trigger g, t WHERE g.tgrelid = t.oid AND g.tgname LIKE '00\_tenure\_guard\_%')
+	r, err := s.one(ctx, "look at the table", fmt.Sprintf("WITH t AS (SELECT c.*, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %d), mine AS (", oid)+s.triggers()+` AND g.tgrelid = (SELECT t.oid FROM t))
 		SELECT t.nspname, t.relname, format('%I.%I', t.nspname, t.relname),
 			CASE WHEN t.relkind = 'p' THEN 'it is partitioned, and a statement''s trigger does not fire for each way to its rows'
 				WHEN t.relkind IN ('v', 'm') THEN 'it is a view: guard the tables beneath it'
@@ -248,6 +269,7 @@ func (s *Store) relation(ctx context.Context, g *TableGuard) (*relation, error) 
 			coalesce((SELECT CASE WHEN a.attgenerated <> '' THEN 'generated' ELSE format_type(a.atttypid, NULL) END FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attname = '`+g.Owner+`' AND NOT a.attisdropped), ''),
 			coalesce((SELECT CASE WHEN a.attgenerated <> '' OR a.attidentity <> '' THEN 'generated' ELSE format_type(a.atttypid, NULL) END FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attname = '`+g.Token+`' AND NOT a.attisdropped), ''),
 			coalesce((SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum WHERE d.adrelid = t.oid AND a.attname = '`+g.Owner+`'), ''),
+			EXISTS (SELECT FROM pg_attribute a JOIN pg_collation o ON o.oid = a.attcollation WHERE a.attrelid = t.oid AND a.attname = '`+g.Owner+`' AND NOT a.attisdropped AND NOT o.collisdeterministic),
 			EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = t.oid AND k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))),
 			EXISTS (SELECT FROM pg_index i WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts >= 2
 				AND (SELECT array_agg(a.attname::text ORDER BY k.n) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, n) JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum WHERE k.n <= 2) = ARRAY['`+g.Owner+`', '`+g.Token+`']),
@@ -260,9 +282,11 @@ func (s *Store) relation(ctx context.Context, g *TableGuard) (*relation, error) 
 	}
 	rel := &relation{
 		schema: r.text(), name: r.text(), qualified: r.text(), cannot: r.text(), owner: r.text(), token: r.text(), fallback: r.text(),
-		cascades: r.boolean(), indexed: r.boolean(), guard: r.text(), mark: r.text(), triggers: r.number(),
+		loose: r.boolean(), cascades: r.boolean(), indexed: r.boolean(), guard: r.text(), mark: r.text(), triggers: r.number(),
 	}
-	rel.guard = cmp.Or(rel.guard, guardOf(rel.qualified, oid))
+	if !guardRule.MatchString(rel.guard) {
+		rel.guard = guardOf(rel.qualified, oid)
+	}
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -272,7 +296,9 @@ func (s *Store) relation(ctx context.Context, g *TableGuard) (*relation, error) 
 // findIndex looks whether the index that a guard makes is there, unfinished.
 func (s *Store) findIndex(ctx context.Context, rel *relation, g *TableGuard) error {
 	var c call
-	c.WriteString("SELECT EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_namespace n ON n.oid = x.relnamespace WHERE NOT i.indisvalid AND x.relname = '" + rel.index(g) + "' AND n.nspname = ")
+	c.WriteString("SELECT EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_namespace n ON n.oid = x.relnamespace WHERE NOT i.indisvalid AND x.relname = ")
+	c.quote(rel.index(g))
+	c.WriteString(" AND n.nspname = ")
 	c.quote(rel.schema)
 	c.WriteString(")")
 	r, err := s.one(ctx, "look at the table", c.String())
@@ -310,7 +336,7 @@ func (s *Store) PlanUnguard(ctx context.Context, table string, dropColumns bool)
 			text += fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s;\n", pgx.Identifier{name}.Sanitize(), rel.sql())
 		}
 		for _, reason := range guardReasons {
-			text += fmt.Sprintf("DROP SEQUENCE IF EXISTS %stenure_refused_%s_%s;\n", s.prefix, rel.guard, reason)
+			text += "DROP SEQUENCE IF EXISTS " + pgx.Identifier{s.schema, "tenure_refused_" + rel.guard + "_" + reason}.Sanitize() + ";\n"
 		}
 		steps = append(steps, FenceStep{What: "take the guard off " + rel.sql(), SQL: text})
 	}
@@ -340,7 +366,9 @@ func (s *Store) added(ctx context.Context, rel *relation) (columns, indexes []st
 	c.WriteString(" AND c.relname = ")
 	c.quote(rel.name)
 	c.WriteString(`) SELECT false, a.attname FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND NOT a.attisdropped AND col_description(t.oid, a.attnum) = '` + addedColumn + `'
-		UNION ALL SELECT true, x.relname FROM t JOIN pg_index i ON i.indrelid = t.oid JOIN pg_class x ON x.oid = i.indexrelid WHERE x.relname ~ '^tenure_guard_` + rel.guard + `(_|$)'`)
+		UNION ALL SELECT true, x.relname FROM t JOIN pg_index i ON i.indrelid = t.oid JOIN pg_class x ON x.oid = i.indexrelid WHERE starts_with(x.relname, `)
+	c.quote("tenure_guard_" + rel.guard + "_")
+	c.WriteString(")")
 	rows, err := s.do(ctx, "look at the table", c.String())
 	if err != nil {
 		return nil, nil, err
@@ -374,25 +402,30 @@ type Guarded struct {
 func (s *Store) Guarded(ctx context.Context) ([]Guarded, error) {
 	if present, err := s.fence(ctx); err != nil {
 		return nil, err
-	} else if present.lender == "" {
+	} else if !present.installed() {
 		return nil, s.errNoFence()
 	}
 	_, mark := s.fenceText("guard.sql", nil)
 	form := mark[:strings.LastIndexByte(mark, ' ')]
-	rows, err := s.do(ctx, "list guarded tables", `SELECT f.relation, a.args[2],
-			(SELECT count(*) FROM pg_trigger o WHERE o.tgrelid = t.tgrelid AND o.tgname = ANY ('{`+strings.Join(guardTriggers, ",")+`}') AND o.tgenabled IN ('O', 'A')),
+	rows, err := s.do(ctx, "list guarded tables", `WITH mine AS (`+s.triggers()+`)
+		SELECT f.relation, a.args[2],
+			(SELECT count(*) FROM mine o WHERE o.tgrelid = t.tgrelid AND o.tgenabled IN ('O', 'A')),
 			coalesce(obj_description(t.oid, 'pg_trigger'), '') LIKE '`+form+` %',
 			(SELECT count(*) FROM pg_attribute c WHERE c.attrelid = t.tgrelid AND NOT c.attisdropped AND c.attname IN (a.args[3], a.args[4])),
-			EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = t.tgrelid), f.reason, f.refused
-		FROM `+s.prefix+`tenure_refusals() f JOIN pg_trigger t ON t.tgrelid = f.relation::regclass AND t.tgname = '00_tenure_guard_statement',
-			string_to_array(encode(t.tgargs, 'escape'), '\000') a(args)`)
+			EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = t.tgrelid),
+			EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = t.tgrelid), f.reason, f.refused
+		FROM mine t JOIN pg_class r ON r.oid = t.tgrelid JOIN pg_namespace n ON n.oid = r.relnamespace
+			JOIN `+s.prefix+`tenure_refusals() f ON f.relation = format('%I.%I', n.nspname, r.relname),
+			string_to_array(encode(t.tgargs, 'escape'), '\000') a(args)
+		WHERE t.tgname = '00_tenure_guard_statement'
+		ORDER BY f.relation, f.reason`)
 	if err != nil {
 		return nil, err
 	}
 	var all []Guarded
 	for _, r := range rows {
 		g := Guarded{Table: r.text(), OnStale: OnStale(r.text()), Refused: map[string]int64{}}
-		triggers, current, columns, children := r.number(), r.boolean(), r.number(), r.boolean()
+		triggers, current, columns, children, child := r.number(), r.boolean(), r.number(), r.boolean(), r.boolean()
 		reason, refused := r.text(), r.number()
 		if r.err != nil {
 			return nil, r.err
@@ -406,6 +439,8 @@ func (s *Store) Guarded(ctx context.Context) ([]Guarded, error) {
 			g.Fault = "a column was renamed: guard it again"
 		case children:
 			g.Fault = "tables inherit from it: each statement fails"
+		case child:
+			g.Fault = "it has become a partition or child: statements that name the other table fail"
 		}
 		g.Enabled = g.Fault == ""
 		if len(all) == 0 || all[len(all)-1].Table != g.Table {

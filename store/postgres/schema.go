@@ -25,10 +25,38 @@ var migrations embed.FS
 // Version is the version of the tables and functions that this package needs.
 const Version = 2
 
+// What the migrations make.
+var (
+	leaseTables    = []string{"tenure_schema", "tenure_lease", "tenure_term", "tenure_slot", "tenure_floor", "tenure_status"}
+	leaseFunctions = []string{
+		"tenure_clock", "tenure_begin", "tenure_tell", "tenure_acquire", "tenure_renew", "tenure_release",
+		"tenure_revoke", "tenure_raise_floor", "tenure_done", "tenure_clean", "tenure_current", "tenure_guard", "tenure_blockers",
+	}
+)
+
+// strangers is a query for the tables, views and functions of these names in the
+// schema whose owner does not meet a condition on o.owner: their kind, name and
+// owner. Where a role may create in the schema it can have made them before
+// tenure did, to keep what is in them or to have its code run by who calls them.
+// A function counts whatever its arguments: one that suits a call more is called.
+func (s *Store) strangers(tables, functions []string, trusted string) string {
+	return `SELECT o.kind, o.name, pg_get_userbyid(o.owner) FROM (
+			SELECT 'table' AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relnamespace AS namespace FROM pg_class c WHERE c.relname IN ('` + strings.Join(tables, "', '") + `')
+			UNION ALL
+			SELECT 'function', p.oid::regprocedure::text, p.proowner, p.pronamespace FROM pg_proc p WHERE p.proname IN ('` + strings.Join(functions, "', '") + `')) o
+		WHERE o.namespace = (SELECT n.oid FROM pg_namespace n WHERE n.nspname = '` + s.schema + `') AND NOT (` + trusted + `) ORDER BY 1, 2`
+}
+
+// ofMigrator is true of roles that have the rights of the role that asks, and of
+// those whose rights it was given. A superuser was given nobody's.
+const ofMigrator = `EXISTS (SELECT FROM pg_roles me WHERE me.rolname = current_user
+	AND (pg_has_role(o.owner, me.oid, 'MEMBER') OR NOT me.rolsuper AND pg_has_role(me.oid, o.owner, 'MEMBER')))`
+
 // Migrate brings the schema's tables and functions to this package's version,
 // in one transaction, and makes the schema if there is none. Several may call
 // it at once: one works and the others wait. It returns an error matching
-// store.ErrSchema if the tables are of a later version.
+// store.ErrSchema if the tables are of a later version, or if another role made
+// some of the tables or functions, of which it names the first.
 func (s *Store) Migrate(ctx context.Context) error {
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return s.migrate(ctx, tx) })
 	if err == nil || errors.Is(err, store.ErrSchema) {
@@ -59,6 +87,13 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 		if _, err := run(`CREATE SCHEMA "` + s.schema + `"`); err != nil {
 			return err
 		}
+	}
+	if rows, err := run(s.strangers(leaseTables, leaseFunctions, ofMigrator)); err != nil {
+		return err
+	} else if len(rows) > 0 {
+		kind, name, owner := rows[0].text(), rows[0].text(), rows[0].text()
+		return fmt.Errorf("postgres: migrate: %s %s belongs to role %q, which is not the one that migrates, nor one that it is a member of: if it was made by tenure migrate, run that as %[3]q; if not, find out who needs it and drop it: %w",
+			kind, name, owner, store.ErrSchema)
 	}
 	present := 0
 	if rows, err := run("SELECT FROM pg_tables WHERE schemaname = '" + s.schema + "' AND tablename = 'tenure_schema'"); err != nil {
@@ -140,8 +175,7 @@ func (s *Store) inspect(ctx context.Context) ([]store.Finding, error) {
 		(SELECT coalesce(max(substring(o FROM '^fillfactor=([0-9]+)$')::int), 100) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, unnest(c.reloptions) o
 			WHERE n.nspname = '`+s.schema+`' AND c.relname = 'tenure_lease'),
 		(SELECT count(DISTINCT p.proname) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-			WHERE n.nspname = '`+s.schema+`' AND p.proname IN ('tenure_clock', 'tenure_begin', 'tenure_tell', 'tenure_acquire', 'tenure_renew', 'tenure_release',
-				'tenure_revoke', 'tenure_raise_floor', 'tenure_done', 'tenure_clean', 'tenure_current', 'tenure_guard', 'tenure_blockers')),
+			WHERE n.nspname = '`+s.schema+`' AND p.proname IN ('`+strings.Join(leaseFunctions, "', '")+`')),
 		(SELECT count(*) FROM `+s.prefix+`tenure_floor)`)
 	if err != nil {
 		return nil, err
@@ -171,8 +205,8 @@ func (s *Store) inspect(ctx context.Context) ([]store.Finding, error) {
 		broken("fillfactor", fmt.Sprintf("table tenure_lease has fillfactor %d, so renewals cannot be heap-only and bloat its indexes", fill),
 			fmt.Sprintf("ALTER TABLE %stenure_lease SET (fillfactor = 50)", s.prefix))
 	}
-	if functions < 13 {
-		broken("functions_missing", fmt.Sprintf("%d of tenure's 13 functions are missing", 13-functions), migrate)
+	if want := int64(len(leaseFunctions)); functions < want {
+		broken("functions_missing", fmt.Sprintf("%d of tenure's %d functions are missing", want-functions, want), migrate)
 	}
 	if floors != 1 {
 		broken("floor_missing", fmt.Sprintf("table tenure_floor has %d rows, must have 1", floors), "INSERT INTO "+s.prefix+"tenure_floor DEFAULT VALUES, then raise the floor above every token that was granted")

@@ -8,14 +8,14 @@ DROP TRIGGER IF EXISTS "00_tenure_guard_other_owner" ON {{table}};
 DROP TRIGGER IF EXISTS "00_tenure_guard_newer_token" ON {{table}};
 DROP TRIGGER IF EXISTS "00_tenure_guard_token_own" ON {{table}};
 DROP TRIGGER IF EXISTS "00_tenure_guard_token_none" ON {{table}};
-CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_not_stated;
-CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_stale;
-CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_other_owner;
-CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_newer_token;
-CREATE SEQUENCE IF NOT EXISTS {{schema}}.tenure_refused_{{guard}}_truncate;
-GRANT USAGE ON SEQUENCE {{schema}}.tenure_refused_{{guard}}_not_stated, {{schema}}.tenure_refused_{{guard}}_stale,
-	{{schema}}.tenure_refused_{{guard}}_other_owner, {{schema}}.tenure_refused_{{guard}}_newer_token,
-	{{schema}}.tenure_refused_{{guard}}_truncate TO {{lender}}; -- whose rights the functions have
+CREATE SEQUENCE IF NOT EXISTS {{schema}}."tenure_refused_{{guard}}_not_stated";
+CREATE SEQUENCE IF NOT EXISTS {{schema}}."tenure_refused_{{guard}}_stale";
+CREATE SEQUENCE IF NOT EXISTS {{schema}}."tenure_refused_{{guard}}_other_owner";
+CREATE SEQUENCE IF NOT EXISTS {{schema}}."tenure_refused_{{guard}}_newer_token";
+CREATE SEQUENCE IF NOT EXISTS {{schema}}."tenure_refused_{{guard}}_truncate";
+GRANT USAGE ON SEQUENCE {{schema}}."tenure_refused_{{guard}}_not_stated", {{schema}}."tenure_refused_{{guard}}_stale",
+	{{schema}}."tenure_refused_{{guard}}_other_owner", {{schema}}."tenure_refused_{{guard}}_newer_token",
+	{{schema}}."tenure_refused_{{guard}}_truncate" TO {{lender}}; -- whose rights the functions have
 
 CREATE TRIGGER "00_tenure_guard_statement" BEFORE UPDATE OR DELETE ON {{table}}
 	FOR EACH STATEMENT EXECUTE FUNCTION {{schema}}.tenure_guard_statement('{{guard}}', '{{on_stale}}', {{owner_text}}, {{token_text}});

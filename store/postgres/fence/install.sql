@@ -48,7 +48,8 @@ REVOKE ALL ON FUNCTION {{schema}}.tenure_must_raise(oid) FROM PUBLIC;
 -- term is stated, and still is the current one. The locks are those of
 -- tenure_guard. It leaves the decision to the row triggers in two settings of
 -- this guard's own, empty for no, so that a statement on another guarded table,
--- which a trigger or a function may send in between, does not change it.
+-- which a trigger or a function may send in between, does not change it. A third
+-- tells a refusal from a statement that this trigger did not see.
 -- Arguments: the guard, 'zero' or 'raise', and the names of the two columns.
 CREATE OR REPLACE FUNCTION {{schema}}.tenure_guard_statement() RETURNS trigger LANGUAGE plpgsql VOLATILE
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -68,7 +69,7 @@ BEGIN
 		RAISE EXCEPTION 'table "%" is guarded, and a table that inherits from it is not, so its rows would be changed unguarded', TG_TABLE_NAME
 			USING ERRCODE = '55000', HINT = 'ALTER TABLE … NO INHERIT, or take the guard off: tenure fence remove.';
 	END IF;
-	IF stated = '' OR number !~ '^[1-9][0-9]*$' THEN
+	IF stated = '' OR (CASE WHEN number ~ '^[1-9][0-9]{0,18}$' THEN number::numeric > 9223372036854775807 ELSE true END) THEN
 		reason := 'not_stated';
 	ELSIF {{schema}}.tenure_current(stated, number::bigint) THEN
 		PERFORM set_config('{{setting}}_begun', stated || ' ' || number, true);
@@ -79,7 +80,7 @@ BEGIN
 	IF reason <> '' THEN
 		stated := '';
 		number := '';
-		PERFORM {{schema}}.tenure_refuse(TG_ARGV[0], reason);
+		PERFORM {{schema}}.tenure_refuse(TG_ARGV[0], reason), set_config('{{setting}}_' || TG_ARGV[0] || '_refused', reason, true);
 		IF begun OR TG_ARGV[1] = 'raise' OR {{schema}}.tenure_must_raise(TG_RELID) THEN
 			RAISE EXCEPTION 'table "%" is guarded: %', TG_TABLE_NAME,
 				CASE reason WHEN 'stale' THEN 'the stated term is over' ELSE 'no lease and token are stated' END
@@ -93,7 +94,9 @@ REVOKE ALL ON FUNCTION {{schema}}.tenure_guard_statement() FROM PUBLIC;
 
 -- tenure_guard_row is called for the rows that a statement must not change; its
 -- triggers' conditions say which those are, and why. It counts those that the
--- statement's decision does not account for. It must not look at the row: what a
+-- statement's decision does not account for. Where nothing was decided, as for a
+-- statement that names a table of which this one has become a partition or child,
+-- it raises: zero rows would be the answer to the rightful holder too. It must not look at the row: what a
 -- look at a column runs may be anybody's, and this runs with its owner's rights.
 -- Arguments: the guard, 'zero' or 'raise', and 'other_owner' or 'newer_token'; guards
 -- that were made before there were two triggers name a column there.
@@ -104,6 +107,11 @@ DECLARE
 	decided text := coalesce(current_setting('{{setting}}_' || TG_ARGV[0] || '_owner', true), '');
 	reason  text := CASE TG_ARGV[2] WHEN 'newer_token' THEN 'newer_token' ELSE 'other_owner' END;
 BEGIN
+	IF decided = '' AND coalesce(current_setting('{{setting}}_' || TG_ARGV[0] || '_refused', true), '') = '' THEN
+		PERFORM {{schema}}.tenure_refuse(TG_ARGV[0], 'not_stated');
+		RAISE EXCEPTION 'table "%" is guarded, and a statement that does not name it reached its rows', TG_TABLE_NAME
+			USING ERRCODE = '55000', HINT = 'Name this table in the statement, or ALTER TABLE … DETACH PARTITION or NO INHERIT.';
+	END IF;
 	IF decided <> '' THEN
 		PERFORM {{schema}}.tenure_refuse(TG_ARGV[0], reason);
 		IF TG_ARGV[1] = 'raise' OR {{schema}}.tenure_must_raise(TG_RELID) THEN
