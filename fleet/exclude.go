@@ -120,6 +120,9 @@ func (w *wants) misfits(found []finding, n *Node) []finding {
 	if w.Node != "" && w.Node != n.ID || slices.Contains(w.Exclude, n.ID) {
 		found = append(found, finding{code: CodeOtherNode, name: w.Node})
 	}
+	if w.Starts && n.Probed {
+		found = append(found, finding{code: CodeNoAgent})
+	}
 	for _, k := range w.labels {
 		if v, ok := n.Facts.Labels[k]; !ok || v != w.Labels[k] {
 			found = append(found, finding{code: CodeMissingLabel, name: k, want: w.Labels[k]})
@@ -215,6 +218,8 @@ func (f finding) text(n *Node, now time.Time) string {
 			return fmt.Sprintf("the request names node %q", f.name)
 		}
 		return "the request excludes this node"
+	case CodeNoAgent:
+		return "the server probes it: nothing there starts work"
 	case CodeMissingLabel:
 		if v, ok := n.Facts.Labels[f.name]; ok {
 			return fmt.Sprintf("label %s is %q, %q needed", f.name, v, f.want)

@@ -19,6 +19,7 @@ func lost() fleet.Node {
 		n.Liveness, n.Since, n.Age = fleet.Suspect, t0.Add(-2*time.Minute), 150*time.Second
 		n.Facts.Readiness = fleet.Readiness{Reason: "disk", Text: "no\x1b[31m space"}
 		n.NotReady = t0.Add(-time.Hour)
+		n.Probed = true
 		n.Flapping, n.CalmAt = true, t0.Add(time.Hour)
 		n.Work, n.Stuck = 3, 1
 		n.Intent.Cordon = &fleet.Mark{Actor: "anna", Reason: "disk swap", At: t0.Add(-3 * time.Hour)}
@@ -29,7 +30,7 @@ func lost() fleet.Node {
 
 func demand() fleet.Request {
 	return fleet.Request{
-		Node: "n2", Labels: map[string]string{"zone": "a", "gpu": "yes"}, Features: []string{"sgx", "kvm"}, Artifacts: []string{"img:2"},
+		Node: "n2", Starts: true, Labels: map[string]string{"zone": "a", "gpu": "yes"}, Features: []string{"sgx", "kvm"}, Artifacts: []string{"img:2"},
 		Resources: fleet.Resources{"slots": 1, "memory_mb": 5000, "gpus": 1},
 	}
 }
@@ -45,7 +46,7 @@ func TestExclusionsAreComplete(t *testing.T) {
 	ex := fleet.Exclusions(lost(), demand(), t0, fleet.Conditions{Brakes: []fleet.BrakeState{silentBrake()}})
 	same(t, "codes", codes(ex), []fleet.Code{
 		"duplicate_node", "lease_lapsed", "stale_heartbeat", "brake", "not_ready", "flapping", "stuck", "draining", "cordoned",
-		"other_node", "missing_label", "missing_label", "missing_feature", "missing_artifact",
+		"other_node", "no_agent", "missing_label", "missing_label", "missing_feature", "missing_artifact",
 		"insufficient_gpus", "insufficient_memory_mb", "insufficient_slots",
 	})
 	since := map[fleet.Code]time.Time{
@@ -87,6 +88,8 @@ func TestExclusions(t *testing.T) {
 		{"lease not read", func(n *fleet.Node) { n.Lease = fleet.Lease{} }, fleet.Request{}, []fleet.Code{"no_lease"}},
 		{"drained", func(n *fleet.Node) { n.Intent.Drain = &fleet.Drain{Done: t0} }, fleet.Request{}, []fleet.Code{"drained"}},
 		{"excluded", func(*fleet.Node) {}, fleet.Request{Exclude: []string{"n0", "n1"}}, []fleet.Code{"other_node"}},
+		{"probed, to start work", func(n *fleet.Node) { n.Probed = true }, fleet.Spec{Command: []string{"true"}}.Needs(), []fleet.Code{"no_agent"}},
+		{"probed, for a load balancer", func(n *fleet.Node) { n.Probed = true }, fleet.Request{}, nil},
 		{"named", func(*fleet.Node) {}, fleet.Request{Node: "n1"}, nil},
 		{"empty label", func(n *fleet.Node) { n.Facts.Labels = map[string]string{"a": ""} }, fleet.Request{Labels: map[string]string{"a": ""}}, nil},
 		{"label absent is not empty", func(*fleet.Node) {}, fleet.Request{Labels: map[string]string{"a": ""}}, []fleet.Code{"missing_label"}},
@@ -159,7 +162,7 @@ func TestReasons(t *testing.T) {
 	}
 	for _, c := range []fleet.Code{
 		"stale_heartbeat", "observing", "no_lease", "lease_lapsed", "lease_released", "lease_revoked", "cordoned", "draining", "drained",
-		"not_ready", "insufficient_", "missing_label", "missing_feature", "missing_artifact", "stuck", "flapping", "duplicate_node", "other_node", "brake",
+		"not_ready", "insufficient_", "missing_label", "missing_feature", "missing_artifact", "stuck", "flapping", "duplicate_node", "other_node", "no_agent", "brake",
 	} {
 		if !seen[c] {
 			t.Errorf("%s: got no reason, want one", c)
@@ -178,6 +181,7 @@ func randomNode(r *rand.Rand, id string) fleet.Node {
 	one := func(n int) bool { return r.IntN(n) == 0 }
 	pick := func(all ...string) string { return all[r.IntN(len(all))] }
 	return with(good(id), func(n *fleet.Node) {
+		n.Probed = one(4)
 		if one(4) {
 			n.Liveness = fleet.Liveness(pick("observing", "late", "suspect", ""))
 		}
@@ -209,6 +213,7 @@ func randomRequest(r *rand.Rand) fleet.Request {
 	if r.IntN(3) == 0 {
 		req.Labels = map[string]string{"zone": "a"}
 	}
+	req.Starts = r.IntN(2) == 0
 	return req
 }
 

@@ -82,6 +82,7 @@ func (l Lease) Live() bool { return l.State == LeaseHeld || l.State == LeaseRevo
 type Node struct {
 	ID          string
 	Incarnation string // one run of its agent
+	Probed      bool   // it is asked whether it is there, and has no agent
 	Facts       Facts
 	NotReady    time.Time // since when it is not ready; zero if it is
 	WasReady    bool      // it was ready before NotReady

@@ -21,6 +21,7 @@ const (
 	CodeDrained         Code = "drained"
 	CodeNotReady        Code = "not_ready"
 	CodeInsufficient    Code = "insufficient_"
+	CodeNoAgent         Code = "no_agent"
 	CodeMissingLabel    Code = "missing_label"
 	CodeMissingFeature  Code = "missing_feature"
 	CodeMissingArtifact Code = "missing_artifact"
@@ -96,6 +97,7 @@ func Reasons() []Reason {
 		{CodeDraining, Notice, true, "it is being drained", "an operator resumes it"},
 		{CodeCordoned, Notice, true, "an operator keeps new work from it", "an operator resumes it with --what all: resume alone ends a drain"},
 		{CodeOtherNode, Notice, false, "the request names another node, or excludes this one", "another request"},
+		{CodeNoAgent, Notice, false, "it is probed, and has no agent that could start work", "an agent beats for it, and it is probed no more"},
 		{CodeMissingLabel, Notice, false, "it lacks a label that the request asks for", "the agent is given the label, or another request"},
 		{CodeMissingFeature, Notice, false, "it lacks a feature that the request asks for", "the agent reports the feature, or another request"},
 		{CodeMissingArtifact, Notice, false, "it lacks an artifact that the request asks for", "the agent reports the artifact, or another request"},

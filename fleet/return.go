@@ -24,7 +24,7 @@ func JudgeReturn(w Work, from Node, now time.Time, c Conditions) Decision {
 	case w.Filled().OnReturn != KeepOriginal:
 		return hold(CodeNotOwner, "its policy is %s: it stays on %s", KeepReplacement, w.Owner)
 	}
-	req := w.Request
+	req := w.Needs()
 	req.Exclude = nil // the loser may be excluded because it lost
 	if ex := Exclusions(from, req, now, c); len(ex) > 0 {
 		return hold(ex[0].Code, "%s is back, and may not get it yet: %s", from.ID, ex[0].Text)

@@ -11,7 +11,7 @@ import (
 // WhyNode returns the lines that say how a node stands: the verdict, its four
 // facts, what it has, and each reason why it gets no new work, with what clears it.
 func WhyNode(n Node, c Conditions, now time.Time) []string {
-	ex := Exclusions(n, Request{}, now, c)
+	ex := Exclusions(n, Request{Starts: true}, now, c)
 	lines := []string{n.ID + ": may get new work"}
 	if len(ex) > 0 {
 		lines[0] = fmt.Sprintf("%s: gets no new work, for %s", n.ID, plural(len(ex), "reason"))

@@ -30,6 +30,7 @@ func TestWhy(t *testing.T) {
 		n.Facts.Used = fleet.Resources{"memory_mb": 2048}
 	})
 	show("node: everything wrong", fleet.WhyNode(lost(), brakes, t0))
+	node("probed", fleet.Conditions{}, func(n *fleet.Node) { n.Probed = true })
 	node("beats go on, lease revoked", fleet.Conditions{}, func(n *fleet.Node) {
 		n.Lease.State, n.Lease.Remaining = fleet.LeaseRevoked, 21*time.Second
 	})

@@ -46,6 +46,8 @@ type Request struct {
 	Node      string            `json:"node,omitempty"`    // this node and no other
 	Exclude   []string          `json:"exclude,omitempty"` // none of these
 	Strategy  Strategy          `json:"strategy,omitempty"`
+	// Starts: a process is to be started, which takes an agent. [Spec.Needs] sets it.
+	Starts bool `json:"-"`
 }
 
 // Spec is a work item as it was submitted. It does not change.
@@ -65,6 +67,14 @@ type Spec struct {
 	StuckAfterMS int64 `json:"stuck_after_ms,omitempty"`
 	// GraceMS is how long after SIGTERM the item is killed; 0 is 2000.
 	GraceMS int64 `json:"grace_ms,omitempty"`
+}
+
+// Needs returns what the item needs of its node: what it asks for, and an agent that
+// runs its command.
+func (s Spec) Needs() Request {
+	req := s.Request
+	req.Starts = len(s.Command) > 0
+	return req
 }
 
 // WorkState says where a work item stands.

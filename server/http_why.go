@@ -165,7 +165,7 @@ func (h *handler) whyNodes(ctx context.Context, w fleet.Work, facts *fleet.WorkF
 // away is the request of an item that goes to another node than the one that has it,
 // or from which it is being moved. One that lost it with its lease may have it again.
 func away(w fleet.Work) fleet.Request {
-	req := w.Request
+	req := w.Needs()
 	if w.Owner != "" && (w.State != fleet.Pending || w.Moving) {
 		req.Exclude = append(slices.Clone(req.Exclude), w.Owner)
 	}

@@ -391,5 +391,6 @@ func (s *slot) node(at, now, skew time.Duration, flap fleet.FlapRule) fleet.Node
 	if s.facts != nil && (s.row == nil || s.incarnation == s.row.Incarnation) {
 		n.Facts, n.Incarnation = *s.facts, s.incarnation
 	}
+	n.Probed = n.Incarnation == probeIncarnation
 	return n
 }

@@ -26,7 +26,7 @@ func (s *Server) Submit(ctx context.Context, spec fleet.Spec, actor string, queu
 		return fleet.Work{}, false, api.NewError(err)
 	}
 	began := time.Now()
-	v, err := s.place(ctx, spec.Request, new(bool), func(p registry.Placement) (registry.Verdict, error) {
+	v, err := s.place(ctx, spec.Needs(), new(bool), func(p registry.Placement) (registry.Verdict, error) {
 		p.Actor = actor
 		return s.reg.SubmitTo(ctx, spec, p)
 	})

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,6 +50,16 @@ func TestProbes(t *testing.T) {
 	}
 	if n := must[api.Node](b, "GET", "/v1/nodes/web", nil); n.Incarnation != probeIncarnation || n.Facts.Capacity["slots"] != 4 {
 		t.Errorf("web: got %+v", n)
+	}
+	// It has nobody who would start work there.
+	for _, req := range []fleet.Request{{}, {Node: "web"}} {
+		_, _, err := b.Submit(t.Context(), fleet.Spec{ID: "w", Command: []string{"true"}, Request: req}, "test", false)
+		if e, ok := errors.AsType[*api.Error](err); !ok || e.Code != string(fleet.CodeNoCapacity) || e.Counts[fleet.CodeNoAgent] != 2 {
+			t.Errorf("work for %q: got %v, want no_capacity, and no_agent for both", req.Node, err)
+		}
+	}
+	if why := must[api.NodeWhy](b, "GET", "/v1/why/nodes/web", nil); !strings.Contains(strings.Join(why.Text, "\n"), string(fleet.CodeNoAgent)) {
+		t.Errorf("why: got %q, want no_agent", why.Text)
 	}
 	well.Store(false)
 	eventually(t, "web is suspect and its lease lapsed", func() bool {
