@@ -426,6 +426,79 @@ func TestVerdictFencesCopy(t *testing.T) {
 	}
 }
 
+// facts returns the last that a node's agent said of it.
+func (r *rig) facts() (last fleet.Facts) {
+	for _, b := range r.srv.Beats() {
+		if b.Facts != nil {
+			last = *b.Facts
+		}
+	}
+	return last
+}
+
+// An item that ended without its host, which lives after all, is ended there, whatever
+// its policy. While its copy lives, the node says so, and does not ask again and again.
+func TestEndedItemIsOver(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []fleet.LossPolicy{fleet.Keep, fleet.Quiesce, fleet.Stop} {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.srv.Assign("n1", spec("w", policy))
+			r.start()
+			until(t, "the work", r.state("w"))
+			run := r.host.run(agent.Instance{Work: "w", Token: 1})
+			run.mu.Lock()
+			run.stubborn = true
+			run.mu.Unlock()
+			until(t, "that nothing is left over", func() bool { return len(r.facts().Leftovers) == 0 })
+			r.srv.End("w")
+			until(t, "its end to be asked for", func() bool { _, stops := run.counts(); return stops == 1 })
+			want := []fleet.Leftover{{Work: "w", Token: 1, PID: run.PID()}}
+			until(t, "the copy to be told of", func() bool { return slices.Equal(r.facts().Leftovers, want) })
+			refused, first := r.srv.Item("w").Refused, len(r.srv.Beats())
+			until(t, "some beats", func() bool { return len(r.srv.Beats()) > first+3 })
+			if got := r.srv.Item("w").Refused; got != refused {
+				t.Errorf("it was asked about %d times more", got-refused)
+			}
+			run.end(agent.Result{Ending: agent.Stopped, ExitCode: 143})
+			until(t, "its traces to go", func() bool { left, _ := r.host.List(); return len(left) == 0 })
+			until(t, "that nothing is left over", func() bool { return len(r.facts().Leftovers) == 0 })
+			if r.runs("w") != 1 {
+				t.Errorf("started %d times, want once", r.runs("w"))
+			}
+		})
+	}
+}
+
+// Where the orders do not say under which term an item was assigned, it is started as
+// they say; what lives is attached; and nothing is said that such a server refuses.
+func TestOldServer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.srv.SpeakOld()
+	r.srv.Assign("n1", spec("w", fleet.Keep))
+	n := r.start()
+	until(t, "the work", r.state("w"))
+	if err := n.end(); err != nil {
+		t.Fatal(err)
+	}
+	n = r.start()
+	until(t, "the lease again", mayAct(n))
+	r.srv.Assign("n1", spec("next", fleet.Keep))
+	until(t, "the next item", r.state("next"))
+	first := len(r.srv.Beats())
+	until(t, "some beats", func() bool { return len(r.srv.Beats()) > first+3 })
+	for _, w := range []string{"w", "next"} {
+		if it := r.srv.Item(w); it.Token != 1 || it.State != fleet.Running || r.runs(w) != 1 {
+			t.Errorf("got %+v, started %d times; want running once under token 1", it, r.runs(w))
+		}
+	}
+	if n.saw(agent.EventNoServer) {
+		t.Errorf("a beat was refused: %+v", n.events)
+	}
+}
+
 // Work is reported until there is a verdict, with its end, its code and its marker.
 func TestReportsUntilVerdict(t *testing.T) {
 	t.Parallel()

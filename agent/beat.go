@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +28,10 @@ type heart struct {
 
 	// Owned by the loop.
 	seq       uint64
-	told      uint64 // the version of the facts that the server has
+	told      uint64           // the version of the facts that the server has
+	takes     bool             // leftovers: a server of before they were told refuses them
+	left      []fleet.Leftover // as last told
+	changes   uint64           // of left
 	interval  time.Duration
 	sent      clock.Reading // when the last beat left
 	failed    bool
@@ -212,13 +216,23 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 		LateMS: min(h.late.Milliseconds(), 24*time.Hour.Milliseconds()), Doubts: h.doubts(),
 		SentAt: time.Now().UTC(),
 	}
-	if f := h.facts.Load(); f != nil {
-		b.FactsVersion = f.version
-		if f.version != h.told {
-			b.Facts = &f.facts
+	lease := a.leaseToken()
+	var left []fleet.Leftover
+	if h.takes {
+		left = a.work.leftovers(lease)
+	}
+	if !slices.Equal(left, h.left) {
+		h.left, h.changes = left, h.changes+1
+	}
+	f := h.facts.Load()
+	if f != nil && h.accepted { // the first reply says what the server takes
+		b.FactsVersion = f.version + h.changes
+		if b.FactsVersion != h.told {
+			facts := f.facts
+			facts.Leftovers = h.left
+			b.Facts = &facts
 		}
 	}
-	lease := a.leaseToken()
 	b.Orders = a.view.askUnder(lease)
 	if lease != 0 {
 		b.Work = a.work.reports(lease)
@@ -241,6 +255,7 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 	h.hears(err == nil)
 	if err != nil {
 		h.told = 0 // whoever answers next may not have them
+		h.takes = h.takes && !errors.Is(err, store.ErrInvalid)
 		h.complain(err)
 		if refused, ok := errors.AsType[*api.Error](err); ok && refused.Code == string(fleet.CodeReplaced) {
 			a.replaced(refused.Message)
@@ -253,12 +268,15 @@ func (h *heart) beat(ctx context.Context, r *renewal) {
 		h.failed = false
 		a.emit(Event{Kind: EventServer})
 	}
-	h.late, h.suspended = 0, 0
+	h.late, h.suspended, h.takes = 0, 0, reply.Leftovers
 	if b.Facts != nil {
 		h.told = b.FactsVersion
 	}
 	if reply.NeedFacts {
 		h.told = 0
+		if f != nil && b.Facts == nil {
+			h.nudge()
+		}
 	}
 	if d := time.Duration(reply.IntervalMS) * time.Millisecond; d > 0 {
 		h.interval = min(max(d, a.cfg.Interval/10), a.cfg.TTL/3)

@@ -30,7 +30,10 @@
 // What an item does is reported with the item's token and the token of the node's
 // term, again and again until the server has given its verdict. Where that says
 // that the item belongs to another, the local copy is ended (stop), told to stop
-// acting (quiesce) or left and marked (keep), and is not started again.
+// acting (quiesce) or left and marked (keep), and is not started again. Where it says
+// that the item has ended, the local copy is ended with its grace, whatever its
+// policy, which is about the loss of the lease. While such a copy lives, the node's
+// facts name it as left over, and the node is not drained.
 //
 // Under one token an item is started once at most. The orders say under which term of
 // the node it was assigned, and whoever holds that term starts it. What was ended here

@@ -76,6 +76,7 @@ type fakeRun struct {
 	fences   int
 	quiesced bool
 	progress string
+	stubborn bool // Stop does not end it at once
 }
 
 func (r *fakeRun) Task() agent.Task      { return r.task }
@@ -100,7 +101,11 @@ func (r *fakeRun) end(result agent.Result) {
 func (r *fakeRun) Stop(why string) {
 	r.mu.Lock()
 	r.stops = append(r.stops, why)
+	stubborn := r.stubborn
 	r.mu.Unlock()
+	if stubborn {
+		return
+	}
 	r.end(agent.Result{Ending: agent.Stopped, ExitCode: 143})
 }
 

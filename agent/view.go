@@ -40,6 +40,14 @@ func (v *view) revision() uint64 {
 	return v.orders.Revision
 }
 
+// read returns the revision of the orders, and the term under which they were last
+// confirmed.
+func (v *view) read() (revision uint64, under fence.Token) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.orders.Revision, v.lease
+}
+
 // askUnder returns the revision with which a beat under lease asks for other orders:
 // 0, which brings the list, until one was read under this term. A replica may compare
 // with what it read before the term began.

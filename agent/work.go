@@ -45,6 +45,7 @@ type worker struct {
 	items  map[string]*item
 	inbox  []delivery
 	events []Event // to be told once mu is free
+	laid   uint64  // the revision of the orders that are on the items
 }
 
 // delivery is orders that arrived.
@@ -70,6 +71,7 @@ type item struct {
 	marker   string     // the last that was put into a report
 	accepted string     // the last that the server has taken
 	verify   bool       // ask for a verdict, whatever it does
+	askAt    time.Time  // not to be asked about before, unless there is news of it
 
 	report  *api.WorkReport // unanswered
 	settled fence.Token     // the server has judged the end of this assignment
@@ -217,6 +219,7 @@ func (w *worker) order() {
 	for _, it := range w.items {
 		it.order = nil
 	}
+	w.laid = orders.Revision
 	for i := range orders.Work {
 		o := orders.Work[i]
 		w.item(o.Spec.ID).order = &o
@@ -321,8 +324,9 @@ func (w *worker) running(it *item, may, confirmed bool) func() {
 		w.event(Event{Kind: EventStopping, Work: it.id, Text: why})
 		return func() { run.Stop(why) }
 	case it.fenced != "":
-	case !ours && confirmed && it.report == nil:
+	case !ours && confirmed && it.report == nil && !time.Now().Before(it.askAt):
 		// The server does not want it here. What that means it says itself.
+		it.askAt = time.Now().Add(w.a.cfg.Interval)
 		w.say(it, it.of.Token, fleet.Running)
 		w.a.heart.nudge()
 	case it.verify && it.report == nil:
@@ -413,7 +417,7 @@ func (w *worker) idle(ctx context.Context, it *item, lease fence.Token, may, con
 		w.say(it, o.Token, fleet.Stopped).Text = "nothing of it runs on this node"
 		w.a.heart.nudge()
 	case o.Stop || !may || o.Token <= it.refused || it.settled == o.Token:
-	case o.Lease != lease:
+	case o.Lease != 0 && o.Lease != lease: // 0: a server of before this was told does not know
 		w.sayAgain(it, o.Token, "it was assigned under another term of the node, and whether it was started then is not known here")
 	case time.Now().After(it.retryAt):
 		w.start(ctx, it, *o)
@@ -573,6 +577,12 @@ func (w *worker) judged(sent []api.WorkReport, verdicts []api.WorkVerdict) {
 				v.Code = ""
 			}
 		}
+		if v.Code == fleet.CodeWrongState && !r.State.Ended() && r.State != fleet.Placed { // for good, and it lives here
+			if act := w.disown(it, r, v, same); act != nil {
+				acts = append(acts, act)
+			}
+			continue
+		}
 		switch v.Code {
 		case "", fleet.CodeWrongState:
 			if !same {
@@ -599,7 +609,8 @@ func (w *worker) judged(sent []api.WorkReport, verdicts []api.WorkVerdict) {
 	w.wake()
 }
 
-// disown follows the verdict that an item is not this node's.
+// disown follows the verdict that an item is not this node's, or has ended. The loss
+// policy is about the first; what has ended is over on this host too.
 func (w *worker) disown(it *item, r api.WorkReport, v api.WorkVerdict, same bool) func() {
 	if same {
 		it.report = nil
@@ -613,10 +624,36 @@ func (w *worker) disown(it *item, r api.WorkReport, v api.WorkVerdict, same bool
 	}
 	it.fenced, it.report = v.Code, nil
 	w.event(Event{Kind: EventFenced, Work: it.id, Code: string(v.Code), Text: fmt.Sprintf("it is %q with token %s", v.Owner, v.Current)})
-	if it.run == nil || it.ended || it.policy == fleet.Keep {
+	run := it.run
+	switch {
+	case run == nil || it.ended:
+		return nil
+	case v.Code == fleet.CodeWrongState:
+		it.stopping = true
+		return func() { run.Stop("the item has ended") }
+	case it.policy == fleet.Keep:
 		return nil
 	}
-	return it.run.Fence
+	return run.Fence
+}
+
+// leftovers returns what lives on this host and is not the node's, as far as the
+// orders show that were read under this term, in order of id. Until some were, that
+// is all that lives.
+func (w *worker) leftovers(lease fence.Token) []fleet.Leftover {
+	revision, under := w.a.view.read()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known := lease != 0 && under == lease && revision == w.laid
+	var list []fleet.Leftover
+	for _, it := range w.items {
+		ours := known && it.fenced == "" && it.order != nil && it.order.Token == it.of.Token
+		if it.run != nil && !ours && !isDone(it.run) {
+			list = append(list, fleet.Leftover{Work: it.id, Token: it.of.Token, PID: it.run.PID()})
+		}
+	}
+	slices.SortFunc(list, func(a, b fleet.Leftover) int { return strings.Compare(a.Work, b.Work) })
+	return list[:min(len(list), fleet.MaxLeftovers)]
 }
 
 // WorkStatus is one work item on this host.

@@ -109,7 +109,10 @@ type NodeWhy struct {
 	// Detector explains the liveness in figures.
 	Detector string `json:"detector"`
 	// Blockers is the work that a drain waits for.
-	Blockers []Work        `json:"blockers,omitempty"`
-	Brake    *BrakeState   `json:"brake,omitempty"` // that holds it, if one does
-	Events   []fleet.Event `json:"events"`          // the last ones, in order
+	Blockers []Work `json:"blockers,omitempty"`
+	// Leftovers are copies that live on its host of what is not the node's any more. A
+	// drain waits for their end, too.
+	Leftovers []fleet.Leftover `json:"leftovers,omitempty"`
+	Brake     *BrakeState      `json:"brake,omitempty"` // that holds it, if one does
+	Events    []fleet.Event    `json:"events"`          // the last ones, in order
 }

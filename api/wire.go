@@ -73,6 +73,9 @@ type BeatReply struct {
 	NeedFacts  bool              `json:"need_facts,omitempty"`
 	IntervalMS int64             `json:"interval_ms"` // until the next beat
 	Intent     fleet.IntentState `json:"intent,omitempty"`
+	// Leftovers says that the server takes Facts.Leftovers. One of before they were told
+	// refuses a beat with them.
+	Leftovers bool `json:"leftovers,omitempty"`
 	// Renewed is there if the beat had a renewal.
 	Renewed *RenewResult `json:"renewed,omitempty"`
 	// Orders is there if the node follows other ones than these.

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// Blocker is one item that a drain waits for.
+// Blocker is one item that a drain waits for, or a copy of one that is left.
 type Blocker struct {
 	Work  string    `json:"work"`
-	State WorkState `json:"state"`
-	Code  Code      `json:"code,omitempty"` // host_gone, if its node cannot end it
+	State WorkState `json:"state"`          // "" of what is left
+	Code  Code      `json:"code,omitempty"` // host_gone, if its node cannot end it; not_owner of what is left
 	Text  string    `json:"text"`
 }
 
 // Blockers returns the items of works that the drain of n waits for, in order of
 // id. An item blocks until its owner has said that it ended, or it has another
-// owner: to be told to stop is not to have stopped. The node is drained when
-// nothing blocks.
+// owner: to be told to stop is not to have stopped. So does a copy that the node has
+// left of what is not its own. The node is drained when nothing blocks.
 func Blockers(n Node, works []Work, now time.Time) []Blocker {
 	var all []Blocker
 	for i := range works {
@@ -26,8 +26,30 @@ func Blockers(n Node, works []Work, now time.Time) []Blocker {
 			all = append(all, blocker(&n, w, now))
 		}
 	}
-	slices.SortFunc(all, func(a, b Blocker) int { return strings.Compare(a.Work, b.Work) })
+	for _, l := range Leftovers(n, works) {
+		all = append(all, Blocker{Work: l.Work, Code: CodeNotOwner, Text: l.String()})
+	}
+	slices.SortStableFunc(all, func(a, b Blocker) int { return strings.Compare(a.Work, b.Work) })
 	return all
+}
+
+// Leftovers returns what lives on n and is not the node's own, by works, which has the
+// items of n. What a node says before it has read its orders may be its own.
+func Leftovers(n Node, works []Work) []Leftover {
+	var left []Leftover
+	for _, l := range n.Facts.Leftovers {
+		if !slices.ContainsFunc(works, func(w Work) bool {
+			return w.ID == l.Work && w.Token == l.Token && w.Owner == n.ID && w.State.Owned()
+		}) {
+			left = append(left, l)
+		}
+	}
+	return left
+}
+
+// String says what is left, for people.
+func (l Leftover) String() string {
+	return fmt.Sprintf("a copy with token %s lives on (pid %d), and the item is not the node's any more", l.Token, l.PID)
 }
 
 func blocker(n *Node, w *Work, now time.Time) Blocker {

@@ -68,6 +68,23 @@ func TestBlockers(t *testing.T) {
 	}
 }
 
+// A copy that lives where its item is not blocks, too; one of the node's own does not
+// twice.
+func TestLeftoversBlock(t *testing.T) {
+	t.Parallel()
+	n := with(good("n1"), func(n *fleet.Node) {
+		n.Facts.Leftovers = []fleet.Leftover{{Work: "ended", Token: 1, PID: 4}, {Work: "moved", Token: 1}, {Work: "old", Token: 0}, {Work: "own", Token: 1}}
+	})
+	works := []fleet.Work{work("own", "n1", fleet.Running), work("ended", "n1", fleet.Failed), work("moved", "n2", fleet.Running), work("old", "n1", fleet.Running)}
+	var got []string
+	for _, b := range fleet.Blockers(n, works, t0) {
+		got = append(got, b.Work+" "+string(b.State)+string(b.Code))
+	}
+	if want := []string{"ended not_owner", "moved not_owner", "old running", "old not_owner", "own running"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // Each owned item blocks, by name and in order.
 func TestBlockersNamesAll(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,17 @@ type Facts struct {
 	Readiness Readiness `json:"readiness"`
 	// Config names the configuration that the node runs with, for people.
 	Config string `json:"config,omitempty"`
+	// Leftovers live on the node's host and are not the node's, as its agent sees it.
+	// They may be some of the node's own for a moment after it got a new term.
+	Leftovers []Leftover `json:"leftovers,omitempty"`
+}
+
+// Leftover is a copy of a work item that lives where the item is not any more, or that
+// has outlived the item.
+type Leftover struct {
+	Work  string      `json:"work"`
+	Token fence.Token `json:"token"` // under which it was started
+	PID   int         `json:"pid,omitempty"`
 }
 
 // Readiness is what a node says of its fitness for new work.

@@ -22,6 +22,7 @@ const (
 	MaxLabels    = 64
 	MaxFeatures  = 256
 	MaxArtifacts = 1024
+	MaxLeftovers = 100
 	MaxExclude   = 256
 	MaxResources = 32
 	MaxAmount    = 1_000_000_000_000_000 // of a resource; sums fit 64 bits
@@ -163,6 +164,11 @@ func (f Facts) Check() error {
 	c.text("readiness.text", f.Readiness.Text)
 	c.text("config", f.Config)
 	c.within("facts")
+	// Beyond the bytes, which the node's owner has a say in: these come on top of any.
+	c.count("leftovers", len(f.Leftovers), MaxLeftovers)
+	for i := 0; i < len(f.Leftovers) && c.err == nil; i++ {
+		c.keep(CheckID("leftovers", f.Leftovers[i].Work))
+	}
 	return c.err
 }
 

@@ -90,7 +90,7 @@ func (s *Server) Beat(ctx context.Context, b *api.Beat) (api.BeatReply, error) {
 		s.counts.add("beat", "invalid")
 		return api.BeatReply{}, err
 	}
-	reply := api.BeatReply{Node: b.Node, IntervalMS: s.cfg.Interval.Milliseconds()}
+	reply := api.BeatReply{Node: b.Node, IntervalMS: s.cfg.Interval.Milliseconds(), Leftovers: true}
 	n := s.in.find(b.Node)
 	if n == nil {
 		// Nobody has joined under this name. To keep it would let anybody fill the memory.

@@ -108,6 +108,7 @@ func (e *encoder) reply(r *api.BeatReply) {
 	e.trueIf("need_facts", r.NeedFacts)
 	e.number("interval_ms", r.IntervalMS)
 	e.textIf("intent", string(r.Intent))
+	e.trueIf("leftovers", r.Leftovers)
 	if r.Renewed != nil {
 		e.key("renewed")
 		e.renewed(r.Renewed)

@@ -36,16 +36,23 @@ func (h *handler) whyNode(ctx context.Context, in *workInput) (*of[api.NodeWhy],
 		why.Detector = slot.detector.Explain(at).String()
 		slot.mu.Unlock()
 	}
-	if n.Intent.Drain != nil {
+	if n.Intent.Drain != nil || len(n.Facts.Leftovers) > 0 {
 		works, err := h.reg.Works(ctx, registry.Filter{Owner: n.ID, States: []fleet.WorkState{fleet.Placed, fleet.Running, fleet.Stopping}})
 		if err != nil {
 			return nil, err
 		}
-		for _, w := range works {
-			why.Blockers = append(why.Blockers, wireWork(w, now))
-		}
-		for _, b := range fleet.Blockers(n, works, now) {
-			why.Text = append(why.Text, "  blocked by "+b.Work+": "+b.Text)
+		why.Leftovers = fleet.Leftovers(n, works)
+		if n.Intent.Drain != nil {
+			for _, w := range works {
+				why.Blockers = append(why.Blockers, wireWork(w, now))
+			}
+			for _, b := range fleet.Blockers(n, works, now) {
+				why.Text = append(why.Text, "  blocked by "+b.Work+": "+b.Text)
+			}
+		} else {
+			for _, l := range why.Leftovers {
+				why.Text = append(why.Text, "  left over "+l.Work+": "+l.String())
+			}
 		}
 	}
 	if why.Events, err = h.lastEvents(ctx, registry.EventFilter{Node: n.ID}); err != nil {

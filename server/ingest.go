@@ -362,7 +362,8 @@ func sameFacts(a, b *fleet.Facts) bool {
 		return a == b
 	}
 	return a.Address == b.Address && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Features, b.Features) &&
-		slices.Equal(a.Artifacts, b.Artifacts) && maps.Equal(a.Capacity, b.Capacity) && reflect.DeepEqual(a.Readiness, b.Readiness) && a.Config == b.Config
+		slices.Equal(a.Artifacts, b.Artifacts) && maps.Equal(a.Capacity, b.Capacity) && reflect.DeepEqual(a.Readiness, b.Readiness) && a.Config == b.Config &&
+		slices.Equal(a.Leftovers, b.Leftovers)
 }
 
 // node returns the node as it stands. skew is the database's clock less this

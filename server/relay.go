@@ -33,7 +33,7 @@ func (s *Server) Beats(ctx context.Context, beats []api.Beat) []api.BeatReply {
 	at := s.in.atBoot(now)
 	for i := range beats {
 		b, reply := &beats[i], &replies[i]
-		reply.Node, reply.IntervalMS = b.Node, interval
+		reply.Node, reply.IntervalMS, reply.Leftovers = b.Node, interval, true
 		if b.Facts != nil || len(b.Work) > 0 || checkBeat(b) != nil {
 			news = append(news, i)
 			continue

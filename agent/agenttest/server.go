@@ -54,6 +54,7 @@ type Server struct {
 	beats    []Beat
 	fault    func(path string) http.HandlerFunc
 	reply    func(*api.BeatReply)
+	old      bool
 }
 
 // New returns a control plane over st.
@@ -129,6 +130,24 @@ func (s *Server) Stop(work string) {
 	s.bump(it.Owner)
 }
 
+// End ends an item as an operator does who has given its host up: its owner is not
+// asked, and what it still writes carries an old token.
+func (s *Server) End(work string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	it := s.items[work]
+	it.State, it.Token = fleet.Failed, it.Token+1
+	s.bump(it.Owner)
+}
+
+// SpeakOld makes it a server of before orders had the term of the node, and facts what
+// is left over: it does not tell the one, and refuses a beat with the other.
+func (s *Server) SpeakOld() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.old = true
+}
+
 // Item returns an item as it is now.
 func (s *Server) Item(work string) Item {
 	s.mu.Lock()
@@ -163,7 +182,12 @@ func (s *Server) Reply(f func(*api.BeatReply)) {
 
 // Beat implements agent.Server.
 func (s *Server) Beat(ctx context.Context, b *api.Beat) (*api.BeatReply, error) {
-	reply := &api.BeatReply{Node: b.Node}
+	s.mu.Lock()
+	reply := &api.BeatReply{Node: b.Node, Leftovers: !s.old}
+	s.mu.Unlock()
+	if b.Facts != nil && len(b.Facts.Leftovers) > 0 && !reply.Leftovers {
+		return nil, api.RefuseInvalid("leftovers", "", "must be a known field")
+	}
 	if b.Renew != nil {
 		results, err := s.st.Renew(ctx, []store.Grant{{
 			Name: fleet.LeaseName(b.Node), Token: b.Renew.Token, TTL: time.Duration(b.Renew.TTLMS) * time.Millisecond,
@@ -205,6 +229,8 @@ func (s *Server) judge(ctx context.Context, node string, r api.WorkReport) api.W
 		return v
 	case it.Owner != node:
 		v.Code = fleet.CodeNotOwner
+	case it.State.Ended():
+		v.Code = fleet.CodeWrongState
 	case it.Token != r.Token:
 		v.Code = fleet.CodeStaleToken
 	case err != nil || rec.Status != store.Held || rec.Token != r.Lease:
@@ -236,9 +262,14 @@ func (s *Server) judge(ctx context.Context, node string, r api.WorkReport) api.W
 func (s *Server) orders(node string) *api.Orders {
 	o := &api.Orders{Revision: s.revision[node] + 1, Intent: cmp.Or(s.intent[node], fleet.Active), Work: []api.Order{}}
 	for _, it := range s.items {
-		if it.Owner == node {
-			o.Work = append(o.Work, api.Order{Spec: it.Spec, Token: it.Token, Lease: it.Lease, Stop: it.Stop, Progress: it.Progress})
+		if it.Owner != node || it.State.Ended() {
+			continue
 		}
+		order := api.Order{Spec: it.Spec, Token: it.Token, Lease: it.Lease, Stop: it.Stop, Progress: it.Progress}
+		if s.old {
+			order.Lease = 0
+		}
+		o.Work = append(o.Work, order)
 	}
 	return o
 }

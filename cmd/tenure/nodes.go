@@ -229,8 +229,8 @@ func newNodesRemove() *cobra.Command {
 		Short: "Forget a node that is gone for good",
 		Long: `Forget a node whose lease is over: stop its agent first. It must own nothing. If its
 host is lost with work that is pinned to it, --gone says that the host never comes
-back, and ends that work as failed; what it can still do there, should you be wrong,
-is refused. Movable work is taken over by another node first.`,
+back, and ends that work as failed. Should you be wrong, its writes are refused, and its
+copies are ended when the host is back. Movable work is taken over by another node first.`,
 		Args: oneID("node"),
 	}
 	mark, use, out := addMark(cmd, true), addServer(cmd), addFormat(cmd)
@@ -344,7 +344,7 @@ func (w *drainWait) run(ctx context.Context, limit time.Duration) (*api.Node, er
 			case fleet.Drained:
 				return &why.Node, nil
 			case fleet.Draining:
-				w.show(blockersText(why.Blockers))
+				w.show(blockersText(why.Blockers, why.Leftovers))
 			default:
 				return nil, failf(exitNotDrained, "%s: the drain was called off: the node is %s", w.node, why.Node.Intent)
 			}
@@ -363,8 +363,8 @@ func (w *drainWait) ask(ctx context.Context) (*api.NodeWhy, error) {
 	return w.client.WhyNode(ctx, w.node)
 }
 
-func blockersText(work []api.Work) string {
-	if len(work) == 0 {
+func blockersText(work []api.Work, left []fleet.Leftover) string {
+	if len(work)+len(left) == 0 {
 		return "nothing is left; the server is about to note it"
 	}
 	var all []string
@@ -378,11 +378,14 @@ func blockersText(work []api.Work) string {
 		}
 		all = append(all, text+")")
 	}
+	for _, l := range left {
+		all = append(all, fmt.Sprintf("%s (a copy with token %s, pid %d)", l.Work, l.Token, l.PID))
+	}
 	const most = 5
 	if n := len(all); n > most {
 		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
 	}
-	return fmt.Sprintf("waiting for %d: %s", len(work), strings.Join(all, ", "))
+	return fmt.Sprintf("waiting for %d: %s", len(work)+len(left), strings.Join(all, ", "))
 }
 
 func (w *drainWait) show(text string) {

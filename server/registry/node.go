@@ -506,7 +506,8 @@ func (t *tx) saveIntent(n *nodeRow, next fleet.Intent, actor, reason string) (Ve
 }
 
 // CompleteDrain records that the drain of a node is done, if the node owns
-// nothing any more: code wrong_state if it does, or if no drain is under way.
+// nothing any more and has nothing left over: code wrong_state if it does, or if no
+// drain is under way.
 func (r *Registry) CompleteDrain(ctx context.Context, f Fence, node, actor string) (Verdict, error) {
 	return r.decide(ctx, "complete a drain", f, "", func(t *tx) (Verdict, error) {
 		n, err := t.lockNode(node)
@@ -523,6 +524,10 @@ func (r *Registry) CompleteDrain(ctx context.Context, f Fence, node, actor strin
 		if err != nil || owned > 0 {
 			return refused(fleet.CodeWrongState, "node %q still owns %s", node, items(owned)), err
 		}
+		left, err := t.countLeftovers(node)
+		if err != nil || left > 0 {
+			return refused(fleet.CodeWrongState, "copies of %s live on node %q and are not its own any more", items(left), node), err
+		}
 		next, drain := n.intent, *n.intent.Drain
 		drain.Done = instant(t.wall)
 		next.Drain = &drain
@@ -534,6 +539,17 @@ func (r *Registry) CompleteDrain(ctx context.Context, f Fence, node, actor strin
 func (t *tx) countOwned(node string) (n int, err error) {
 	err = t.row("SELECT count(*) FROM {s}fleet_work WHERE owner = $1 AND {owned}", node).Scan(&n)
 	return n, err
+}
+
+// countLeftovers counts what lives on a node, which is locked and owns nothing.
+func (t *tx) countLeftovers(node string) (int, error) {
+	var text string
+	if err := t.row("SELECT facts FROM {s}fleet_node WHERE id = $1", node).Scan(&text); err != nil {
+		return 0, err
+	}
+	var facts fleet.Facts
+	err := json.Unmarshal([]byte(text), &facts)
+	return len(facts.Leftovers), err
 }
 
 // maxLapses is how many lapses a node remembers.
@@ -628,7 +644,8 @@ func items(n int) string {
 }
 
 // endAll ends as failed what a node owns that is gone for good, and returns how many
-// items are to go on elsewhere instead, and were left.
+// items are to go on elsewhere instead, and were left. What ends gets a larger token, so
+// that a copy which lives after all is refused where it writes.
 func (t *tx) endAll(node string, o Order) (left int, err error) {
 	pinned := map[string]fence.Token{}
 	err = t.each(func(row scanner) error {
