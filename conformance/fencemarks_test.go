@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -167,6 +168,31 @@ func TestSQLMarks(t *testing.T) {
 					})
 				})
 			}
+		}
+	}
+}
+
+// TestSQLMarksCreateTogether: the first start of several processes makes the tables
+// once, and none of them fails. (In SQLite one writes at a time anyway.)
+func TestSQLMarksCreateTogether(t *testing.T) {
+	t.Parallel()
+	for range 5 { // each on a new database
+		db := openPostgres(t)
+		m, err := sqlfence.New(db, sqlfence.Postgres)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		for range 8 {
+			group.Go(func() {
+				if err := m.Create(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		if _, err := m.Raise(t.Context(), "data", 1); err != nil {
+			t.Error(err)
 		}
 	}
 }

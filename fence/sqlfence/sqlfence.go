@@ -19,7 +19,9 @@
 // Inside the caller's transaction ([Marks.In]) the mark is checked and raised in
 // the same write as the data: they commit together or not at all, and no
 // transaction of an older term commits after a newer term's Raise or Once has
-// returned. The mark is as durable as the data, since it lies beside it.
+// returned. The mark is as durable as the data, since it lies beside it. Where a
+// server's settings or an unlogged table take that back, "tenure doctor" on this
+// database says so.
 //
 // # Not promised
 //
@@ -150,11 +152,35 @@ func quote(parts ...string) (string, error) {
 }
 
 // Create makes the tables that are Marks' own and missing. It never touches the
-// caller's.
+// caller's. Several may call it at once.
 func (m *Marks) Create(ctx context.Context) error {
-	for _, q := range m.create {
-		if _, err := m.db.ExecContext(ctx, q); err != nil {
-			return fmt.Errorf("sqlfence: create: %w", err)
+	if err := m.makeTables(ctx); err != nil {
+		return fmt.Errorf("sqlfence: create: %w", err)
+	}
+	return nil
+}
+
+func (m *Marks) makeTables(ctx context.Context) error {
+	if m.turn == "" { // each statement is whole by itself, and waits for the file
+		return execute(ctx, m.db, m.create)
+	}
+	tx, err := m.db.BeginTx(ctx, &sql.TxOptions{Isolation: m.level})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
+	if err := execute(ctx, tx, append([]string{m.turn}, m.create...)); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+func execute(ctx context.Context, on interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}, statements []string) error {
+	for _, q := range statements {
+		if _, err := on.ExecContext(ctx, q); err != nil {
+			return err
 		}
 	}
 	return nil

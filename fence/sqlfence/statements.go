@@ -8,6 +8,10 @@ import (
 // statements is the SQL of one place of marks.
 type statements struct {
 	create []string
+	// turn comes first in create's transaction, so that one makes the tables at a
+	// time: in Postgres IF NOT EXISTS does not see what another transaction is
+	// making. "" where the database lets one write at a time anyway.
+	turn string
 
 	// raise are tried in order until one returns a row, which means accepted.
 	// Parameters: resource, token.
@@ -44,6 +48,9 @@ func write(dialect Dialect, table, key, token string, own bool) statements {
 		slot:    fmt.Sprintf("SELECT token FROM %s WHERE resource = %s AND slot = %s", slotTable, resource, p(2)),
 	}
 	slots := fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (resource %s NOT NULL, slot %s NOT NULL, token %s NOT NULL CHECK (token > 0), PRIMARY KEY (resource, slot))%s", slotTable, text, text, number, options)
+	if dialect == Postgres {
+		s.turn = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('tenure marks'), 0)"
+	}
 	if !own {
 		s.create = []string{slots}
 		// An update also where the token is the mark: the caller goes on to update
