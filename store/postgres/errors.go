@@ -108,13 +108,20 @@ func classify(cfg *pgx.ConnConfig, err error) (class error, advice string) {
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // grants are the statements that give a user what it lacks: the use of the
-// schema, if that is what the server's message names, else all that leases need.
+// schema, if that is what the server's message names, else all that leases need. If
+// it lacks what every command reads first, they begin with what suffices to read
+// what is published.
 func grants(user, message string) string {
 	to := pgx.Identifier{user}.Sanitize()
 	if schema, ok := strings.CutPrefix(message, "permission denied for schema "); ok {
 		return "GRANT USAGE ON SCHEMA " + pgx.Identifier{schema}.Sanitize() + " TO " + to + ";"
 	}
-	return "GRANT SELECT ON tenure_schema TO " + to +
+	fetch := ""
+	if strings.HasSuffix(message, " tenure_schema") || strings.HasSuffix(message, " tenure_floor") {
+		fetch = "for tenure fetch --read-only alone GRANT SELECT ON tenure_schema, tenure_floor, tenure_publication_schema, tenure_publication, tenure_publication_attempt TO " + to +
+			"; for leases "
+	}
+	return fetch + "GRANT SELECT ON tenure_schema TO " + to +
 		"; GRANT SELECT, INSERT, UPDATE, DELETE ON tenure_lease TO " + to +
 		"; GRANT SELECT, INSERT, DELETE ON tenure_term TO " + to +
 		"; GRANT SELECT, INSERT ON tenure_slot TO " + to +
