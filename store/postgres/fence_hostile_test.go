@@ -53,12 +53,18 @@ func TestFenceOfAHostileTable(t *testing.T) {
 	for i, table := range []string{"plain", `a"; ` + attack, "two\n" + attack, "{{guard}}'); " + attack, `it's \`} {
 		name := role + `."` + strings.ReplaceAll(table, `"`, `""`) + `"`
 		exec(t, pool, "CREATE TABLE "+name+" (id int, owner text, token bigint)")
-		for _, arg := range []string{"x'); " + attack, "x(_|$)' OR true; " + attack, "x; " + attack} {
+		for _, arg := range []string{"x'); " + attack, "x(_|$)' OR true; " + attack, "x; " + attack, "0123456789"} {
 			exec(t, pool, fmt.Sprintf(`DROP TRIGGER IF EXISTS "00_tenure_guard_statement" ON %s`, name))
 			exec(t, pool, fmt.Sprintf(`CREATE TRIGGER "00_tenure_guard_statement" BEFORE UPDATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s.f('%s', 'zero', 'owner', 'token')`,
 				name, role, strings.ReplaceAll(arg, "'", "''")))
-			if _, err := s.PlanGuard(bounded(t), postgres.TableGuard{Table: name, AddColumns: true}); err != nil {
+			steps, err := s.PlanGuard(bounded(t), postgres.TableGuard{Table: name, AddColumns: true})
+			if err != nil {
 				t.Errorf("plan to guard %s: %v", name, err)
+			}
+			for _, step := range steps {
+				if strings.Contains(step.SQL, "0123456789") {
+					t.Errorf("plan to guard %s: it takes the name of a guard, and with it the counters, from another's trigger", name)
+				}
 			}
 			if _, err := s.PlanUnguard(bounded(t), name, true); err != nil {
 				t.Errorf("plan to take the guard off %s: %v", name, err)

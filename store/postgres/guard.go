@@ -36,9 +36,9 @@ type SQLTx interface {
 //
 // Call it first in the transaction, and not inside a savepoint that may be
 // rolled back, which would give up its hold. While the transaction is open, a
-// takeover waits for it, at most Config.TakeoverWait, and then answers a
-// *store.BusyError that names whom it waits for, a prepared transaction too.
-// Renewals do not wait. So keep it short.
+// takeover waits for it, and then answers a *store.BusyError that names whom it
+// waits for, a prepared transaction too. It takes two locks and waits at most
+// Config.TakeoverWait for each. Renewals do not wait. So keep it short.
 // Other languages call SELECT tenure_guard(name, token), or tenure_fence (see
 // PlanFence), which tables with a guard of their own need; a role needs no right
 // on the leases for it. The error's SQLSTATE is TN001 and its detail the
@@ -72,7 +72,10 @@ type SQLTx interface {
 // before the row's. The proof does not need it either. It makes the queue fair: a
 // grant waits once for the guards that are there, at most Config.TakeoverWait, and
 // those that come later wait behind it, where a row lock would let them pass for
-// as long as there are any. A savepoint that is rolled
+// as long as there are any. PostgreSQL asks for no right on an advisory lock: any
+// role that can connect to the database can take this one, by its numbers, and so
+// block the guarded writes and the takeovers of a name for as long as it is
+// connected. It cannot make a stale writer commit. A savepoint that is rolled
 // back gives the lock up with all that was written since, and what the guarded
 // transaction writes later is then unguarded.
 //

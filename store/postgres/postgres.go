@@ -46,9 +46,11 @@ type Config struct {
 	// locked: an Acquire for the commit of guarded transactions of the last term,
 	// Revoke and RaiseFloor for whoever has the row. Renew and Release wait for no
 	// row, but would for the whole table. Past it the error is a *store.BusyError
-	// that names who is in the way. The default is 2 s. A request whose context
-	// ends sooner waits for at most half of the time that it has left, so that it
-	// can still learn why.
+	// that names who is in the way. The default is 2 s. It bounds the wait for each
+	// lock: an Acquire queues behind guarded transactions on one and then takes the
+	// row, which others may have, so it can wait twice as long. A request whose
+	// context ends sooner waits for a lock for at most half of the time that it has
+	// left, so that it can still learn why.
 	TakeoverWait time.Duration
 }
 
