@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -108,6 +109,29 @@ type lossRound struct {
 	stopped, rest   []int // processes of work, and the others of the host, that stand still
 	struck          time.Time
 	struckAt        time.Duration
+	late            func() time.Duration // what lateness returned
+}
+
+// allowed is how much later than the printed bound a takeover may begin here: an interval
+// for the statements of one step of the reconciler, and, as often as that waits for its
+// turn, for its database and for the renewal of its own lease, what timers of this
+// machine were late.
+func (r *lossRound) allowed() time.Duration { return fleetInterval + 3*r.late() }
+
+// lateness begins to watch by how much the timers of a busy machine are late, and
+// returns how to ask for the most so far. It ends with ctx.
+func lateness(ctx context.Context) func() time.Duration {
+	const turn = 10 * time.Millisecond
+	var most atomic.Int64
+	go func() {
+		for last := time.Now(); ctx.Err() == nil; {
+			<-time.After(turn)
+			now := time.Now()
+			most.Store(max(most.Load(), int64(now.Sub(last)-turn)))
+			last = now
+		}
+	}()
+	return func() time.Duration { return time.Duration(most.Load()) }
 }
 
 // A host is lost with a movable and a pinned item on it, in seven ways: the movable
@@ -172,7 +196,9 @@ func TestFleetChecksSeeTwoCopies(t *testing.T) {
 // lose plays one round.
 func (b *fleetBed) lose(f fleetFault, n int, report *lossReport) {
 	t, ctx := b.t, b.t.Context()
-	r := &lossRound{fleetBed: b, movable: fmt.Sprintf("movable-%d-%s", n, f.name), pinned: fmt.Sprintf("pinned-%d-%s", n, f.name)}
+	watched, stop := context.WithCancel(ctx)
+	defer stop()
+	r := &lossRound{fleetBed: b, late: lateness(watched), movable: fmt.Sprintf("movable-%d-%s", n, f.name), pinned: fmt.Sprintf("pinned-%d-%s", n, f.name)}
 	owner := b.submit(fleet.Spec{ID: r.movable, Movable: true, Request: fleet.Request{Resources: fleet.Resources{"slots": 1}}}, false).Owner
 	r.victim = b.host(owner)
 	b.submit(fleet.Spec{ID: r.pinned, Request: fleet.Request{Node: owner}}, false)
@@ -297,12 +323,12 @@ func (r *lossRound) timed(f fleetFault, report *lossReport, disturbed func() boo
 			t.Errorf("the old copy acted for %s after its lease had lapsed", -spare)
 		}
 	}
-	t.Logf("takeover after %s of %s", took.Round(time.Millisecond), bound)
+	t.Logf("takeover after %s of %s, timers were late by %s", took.Round(time.Millisecond), bound, r.late().Round(time.Millisecond))
 	if took > bound {
 		t.Logf("later than the bound:\n%s", r.history())
 	}
-	if took > bound+bound/2 { // half of it for a busy machine
-		t.Errorf("the takeover began %s after the fault; the bound is %s", took, bound)
+	if allowed := r.allowed(); took > bound+allowed {
+		t.Errorf("the takeover began %s after the fault; the bound is %s, and %s is allowed to this machine", took, bound, allowed)
 	}
 }
 

@@ -18,7 +18,8 @@
 // NodeTTL + Interval after its node died, as Config.Effective says, unless the
 // brake holds it or has just let go by recovery, or the reconciler's term or the
 // database's clock is new: then it waits for one suspect timeout, in which nodes
-// that live win their leases back.
+// that live win their leases back. By how much a busy machine and its database keep a
+// step of the reconciler waiting comes on top.
 //
 // # How
 //
