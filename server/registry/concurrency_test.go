@@ -263,3 +263,54 @@ func TestLateCommit(t *testing.T) {
 		t.Errorf("changes after it: got %+v, want late", delta)
 	}
 }
+
+// TestResumeLocksInOrder: the end of a drain locks what it lets come back in the order
+// in which batches of reports lock it, however the rows lie.
+func TestResumeLocksInOrder(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, registry.Postgres)
+	must(t, b.Migrate(b.ctx))
+	l := b.node("n1", 9)
+	for _, id := range []string{"b", "a"} { // as they lie in the table
+		b.run(id, "n1", l, true)
+	}
+	set := func(change registry.IntentFunc) error {
+		_, v, err := b.SetIntent(b.ctx, "n1", registry.Order{Actor: "ann", Reason: "test"}, change)
+		if err == nil && v.Code != "" {
+			err = errors.New(v.Text)
+		}
+		return err
+	}
+	must(t, set(func(i fleet.Intent, m fleet.Mark) (fleet.Intent, fleet.Code) {
+		i, _ = i.WithDrain(m, time.Time{}, true)
+		return i, ""
+	}))
+	b.exec("UPDATE fleet_work SET state = 'pending', moving = true")
+	b.exec("DROP INDEX fleet_work_pending") // the planner may use it, and need not
+
+	tx, err := b.db.BeginTx(b.ctx, nil)
+	must(t, err)
+	defer func() { _ = tx.Rollback() }()
+	_, err = tx.ExecContext(b.ctx, "SELECT 1 FROM fleet_work WHERE id = 'a' FOR NO KEY UPDATE")
+	must(t, err)
+	resumed := make(chan error, 1)
+	go func() {
+		resumed <- set(func(i fleet.Intent, _ fleet.Mark) (fleet.Intent, fleet.Code) {
+			i, _ = i.Resumed("all")
+			return i, ""
+		})
+	}()
+	for waits := 0; waits == 0; {
+		must(t, b.db.QueryRowContext(b.ctx, "SELECT count(*) FROM pg_locks WHERE NOT granted").Scan(&waits))
+	}
+	if _, err := tx.ExecContext(b.ctx, "SELECT 1 FROM fleet_work WHERE id = 'b' FOR NO KEY UPDATE NOWAIT"); err != nil {
+		t.Errorf("b was locked before a: %v", err)
+	}
+	must(t, tx.Rollback())
+	must(t, <-resumed)
+	for _, id := range []string{"a", "b"} {
+		if w := b.work(id); w.Moving {
+			t.Errorf("%s: got %+v, want it free to come back", id, w)
+		}
+	}
+}

@@ -496,13 +496,29 @@ func (t *tx) saveIntent(n *nodeRow, next fleet.Intent, actor, reason string) (Ve
 		kind = fleet.EventDraining
 	}
 	if n.intent.Drain != nil && next.Drain == nil {
-		// What was moved away and found no other node may come back.
-		if _, err := t.exec("UPDATE {s}fleet_work SET moving = false WHERE owner = $1 AND state = 'pending' AND moving", n.id); err != nil {
+		if err := t.letReturn(n.id); err != nil {
 			return Verdict{}, err
 		}
 	}
 	v := Verdict{Event: fleet.Event{Kind: kind, Node: n.id, Actor: actor, Text: reason}}
 	return v, t.append(&v.Event)
+}
+
+// letReturn lets what was moved away from a node, which is locked, and found no other
+// come back.
+func (t *tx) letReturn(node string) error {
+	var ids []string
+	err := t.each(func(row scanner) error {
+		var id string
+		err := row.Scan(&id)
+		ids = append(ids, id)
+		return err
+	}, "SELECT id FROM {s}fleet_work WHERE owner = $1 AND state = 'pending' AND moving ORDER BY id{lock}", node)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	_, err = t.exec("UPDATE {s}fleet_work SET moving = false WHERE id {in} "+t.set("$1"), t.list(ids))
+	return err
 }
 
 // CompleteDrain records that the drain of a node is done, if the node owns
