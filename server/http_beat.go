@@ -68,7 +68,12 @@ func (h *handler) beats(w http.ResponseWriter, r *http.Request, id Identity) err
 		}
 	}
 	if len(b.Beats) == 0 {
-		return id.speaksFor("")
+		if err := id.speaksFor(""); err != nil {
+			return err
+		}
+	}
+	if b.Beats == nil {
+		return api.RefuseInvalid("beats", "", "a list, which may be empty")
 	}
 	replies := h.Beats(r.Context(), b.Beats)
 	return answerBeats(w, func(e *encoder) { e.replies(replies) })

@@ -95,6 +95,9 @@ func TestStrictBodies(t *testing.T) {
 		{"/v1/beat", "{" + steady + `,"doubts":["` + "\xff" + `"]}`},
 		{"/v1/beat", `{` + steady + `,"renew":{"token":"-1","ttl_ms":60000,"attempt":"00","known":[]}}`},
 		{"/v1/beats", `{"beats":{}}`},
+		{"/v1/beats", `{"beats":null}`},
+		{"/v1/beats", `{}`},
+		{"/v1/beats", `null`},
 		{"/v1/beats", `{"beats":[{` + steady + `,"extra":1}]}`},
 		{"/v1/nodes/n1/cordon", `{"actor":"a","reason":"r","extra":1}`},
 		{"/v1/nodes/n1/cordon", `{"actor":"a"}`},
@@ -112,6 +115,9 @@ func TestStrictBodies(t *testing.T) {
 		if p := a.problem(t); a.status != 400 || p.Code != "invalid" {
 			t.Errorf("%s %.80s: got %d %s, want 400 invalid", r.path, r.body, a.status, a.body)
 		}
+	}
+	if r := must[api.BeatReplies](b, "POST", beatsPath, `{"beats":[]}`); r.Replies == nil || len(r.Replies) > 0 {
+		t.Errorf("no beats: got %+v, want no replies", r)
 	}
 	if n := must[api.Node](b, "GET", "/v1/nodes/n1", nil); n.Intent != fleet.Active || n.Fenced {
 		t.Errorf("the node after all that: got %+v, want it as it was", n)
