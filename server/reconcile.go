@@ -32,9 +32,8 @@ type reconciler struct {
 	bucket fleet.Bucket
 
 	known    map[string]fleet.Liveness // as written to the ledger
-	ready    map[string]bool
-	noted    map[string]fence.Token // lapses that were noted
-	withheld map[string]fleet.Code  // takeovers that are held back, as written
+	noted    map[string]fence.Token    // lapses that were noted
+	withheld map[string]fleet.Code     // takeovers that are held back, as written
 	stuck    map[string]bool
 	scan     time.Time // of the last look at all work
 	prune    time.Time
@@ -52,7 +51,7 @@ type reconciler struct {
 func newReconciler(s *Server, token fence.Token) *reconciler {
 	return &reconciler{
 		Server: s, fence: registry.Fence{Lease: ReconcilerLease, Token: token}, began: clock.Now().Boot,
-		known: map[string]fleet.Liveness{}, ready: map[string]bool{}, noted: map[string]fence.Token{},
+		known: map[string]fleet.Liveness{}, noted: map[string]fence.Token{},
 		prune: time.Now().Add(pruneFirst - pruneEvery), withheld: map[string]fleet.Code{}, stuck: map[string]bool{},
 		share: s.cfg.ReconcilerTTL / 8, full: map[string]registry.Verdict{},
 	}
@@ -312,37 +311,64 @@ func (r *reconciler) append(ctx context.Context, events []fleet.Event) error {
 	return cmp.Or(err, deposed(v))
 }
 
-// tell writes changes of liveness, readiness and lease to the ledger. What stood
-// when this replica became active is taken for written.
+// suspected notes which of the nodes that were suspect when this reconciler first saw
+// them are so by the ledger: the one before may have had no time for the others. It
+// waits until it has observed. An outage of the store, on which it may have come to
+// its term, can have made nodes suspect that live.
+func (r *reconciler) suspected(ctx context.Context, nodes []fleet.Node) error {
+	if r.observing() {
+		return nil
+	}
+	var ask []string
+	for i := range nodes {
+		if n := &nodes[i]; n.Liveness == fleet.Suspect && r.known[n.ID] == "" {
+			ask = append(ask, n.ID)
+		}
+	}
+	if len(ask) == 0 {
+		return nil
+	}
+	told, err := r.reg.Suspected(ctx, ask)
+	if err != nil {
+		return err
+	}
+	for _, id := range ask {
+		r.known[id] = fleet.Alive
+	}
+	for _, id := range told {
+		r.known[id] = fleet.Suspect
+	}
+	return nil
+}
+
+// tell writes changes of liveness and lease to the ledger. Who is heard when this
+// replica becomes active is taken for written.
 func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
+	if err := r.suspected(ctx, nodes); err != nil {
+		return err
+	}
 	var events []fleet.Event
-	known, ready := make(map[string]fleet.Liveness, len(nodes)), make(map[string]bool, len(nodes))
+	known := make(map[string]fleet.Liveness, len(nodes))
 	for i := range nodes {
 		n := &nodes[i]
 		was, ok := r.known[n.ID]
 		switch {
 		case ok && n.Liveness == fleet.Suspect && was != fleet.Suspect:
 			events = append(events, fleet.Event{Kind: fleet.EventSuspect, Node: n.ID, Code: fleet.CodeStaleHeartbeat, Actor: r.cfg.Name, Text: "no beat for " + n.Age.Round(time.Millisecond).String()})
-		case ok && n.Liveness != fleet.Suspect && was == fleet.Suspect && n.Liveness != fleet.Observing:
+		case n.Liveness == fleet.Alive && was == fleet.Suspect:
 			events = append(events, fleet.Event{Kind: fleet.EventAlive, Node: n.ID, Actor: r.cfg.Name, Text: "it is heard again"})
 		}
-		known[n.ID] = n.Liveness
-		if ok && (n.Liveness == fleet.Late || n.Liveness == fleet.Observing) {
+		switch {
+		case n.Liveness == fleet.Alive || ok && n.Liveness == fleet.Suspect:
+			known[n.ID] = n.Liveness
+		case ok:
 			known[n.ID] = was
-		}
-		ready[n.ID] = n.Facts.Readiness.Ready
-		if was, ok := r.ready[n.ID]; ok && was != ready[n.ID] {
-			e := fleet.Event{Kind: fleet.EventReady, Node: n.ID, Actor: n.ID, Text: n.Facts.Readiness.Text}
-			if !ready[n.ID] {
-				e.Kind, e.Code = fleet.EventNotReady, fleet.Code(n.Facts.Readiness.Reason)
-			}
-			events = append(events, e)
 		}
 	}
 	if err := r.append(ctx, events); err != nil {
 		return err
 	}
-	r.known, r.ready = known, ready
+	r.known = known
 	for i := range nodes {
 		n := &nodes[i]
 		over := n.Lease.State == fleet.LeaseLapsed || n.Lease.State == fleet.LeaseReleased
@@ -359,6 +385,13 @@ func (r *reconciler) tell(ctx context.Context, nodes []fleet.Node) error {
 	return nil
 }
 
+// observing reports whether this replica has listened, or reconciled since what ended
+// the terms of nodes that live, for too short a time to conclude anything.
+func (r *reconciler) observing() bool {
+	_, short := r.Observing()
+	return short || clock.Now().Boot-r.began <= r.cfg.suspect()
+}
+
 // takeovers moves what may be moved from nodes whose lease is over. It begins with
 // what the step before had no time for, or the rate of takeovers none.
 func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nodes []fleet.Node) error {
@@ -369,8 +402,7 @@ func (r *reconciler) takeovers(ctx context.Context, lapsed []registry.Owned, nod
 	// A new term may follow on an outage of the store, in which nobody could renew; a
 	// step of the database's clock ends terms before their time; and those for whom a
 	// brake let go were cut off. Agents that live get the time to win their leases back.
-	_, observing := r.Observing()
-	observing = observing || clock.Now().Boot-r.began <= r.cfg.suspect()
+	observing := r.observing()
 	var events []fleet.Event
 	held := map[string]fleet.Code{}
 	end := time.Now().Add(r.share)

@@ -111,3 +111,65 @@ func TestEventsOutliveAFailure(t *testing.T) {
 		}
 	}
 }
+
+// TestReadinessIsToldOnce: a change of readiness is one event, which is written with it.
+func TestReadinessIsToldOnce(t *testing.T) {
+	t.Parallel()
+	b, r := newDatabase(t, registry.SQLite).manual(braking())
+	a := b.enter("n1", fleet.Facts{})
+	r.steps(t, 1)
+	for _, ready := range []bool{false, true} {
+		a.change(func(f *fleet.Facts) {
+			f.Readiness = fleet.Readiness{Ready: ready}
+			if !ready {
+				f.Readiness.Reason = "disk"
+			}
+		})
+		kind := map[bool]fleet.EventKind{false: fleet.EventNotReady, true: fleet.EventReady}[ready]
+		eventually(t, "told", func() bool { return len(b.ledger(kind)) > 0 && b.show("n1").Facts.Readiness.Ready == ready })
+		r.steps(t, 2)
+	}
+	if e := b.ledger(fleet.EventNotReady); len(e) != 1 || e[0].Code != "disk" || e[0].Actor != "n1" {
+		t.Errorf("not ready: got %+v, want one by n1 with its code", e)
+	}
+	if e := b.ledger(fleet.EventReady); len(e) != 1 {
+		t.Errorf("ready: got %+v, want one", e)
+	}
+}
+
+// TestSuspectAsReconcilersChange: a node turns suspect after the last step of one
+// reconciler and before the first of the next, which tells of it, and no third does.
+func TestSuspectAsReconcilersChange(t *testing.T) {
+	both(t, func(t *testing.T, kind registry.Dialect) {
+		b, r := newDatabase(t, kind).manual(braking())
+		agents := b.crowd("n", 8, nil)
+		b.observed()
+		r.steps(t, 1)
+		again := func(a *agent, events int, when string) {
+			t.Helper()
+			eventually(t, "suspect", func() bool { return b.show(a.id).Liveness == fleet.Suspect })
+			for range 2 {
+				next := newReconciler(b.Server, r.fence.Token)
+				before := len(b.ledger(fleet.EventSuspect))
+				next.steps(t, 2)
+				if n := len(b.ledger(fleet.EventSuspect)); n != before {
+					t.Errorf("%s: %d events by one that has just begun, want none", when, n-before)
+				}
+				next.began -= time.Hour
+				next.steps(t, 2)
+			}
+			if e := b.ledger(fleet.EventSuspect); len(e) != events || e[len(e)-1].Node != a.id {
+				t.Errorf("%s: got %+v, want %d, the last of %s", when, e, events, a.id)
+			}
+		}
+		hush(agents[0])
+		again(agents[0], 1, "the first time")
+		agents[0].start()
+		eventually(t, "heard", func() bool { return b.show(agents[0].id).Liveness == fleet.Alive })
+		next := newReconciler(b.Server, r.fence.Token)
+		next.known[agents[0].id] = fleet.Suspect // as one that goes on has it
+		next.steps(t, 1)
+		hush(agents[0])
+		again(agents[0], 2, "the second time")
+	})
+}

@@ -135,6 +135,14 @@ func (d dialect) set(parameter string) string {
 	return "(SELECT value FROM json_each(" + parameter + "))"
 }
 
+// rows are the values in a parameter made by list, as rows a with a column value.
+func (d dialect) rows(parameter string) string {
+	if d.name == Postgres {
+		return "unnest(" + parameter + "::text[]) a(value)"
+	}
+	return "json_each(" + parameter + ") a"
+}
+
 // subset is what a query of one column answers, for {in}.
 func (d dialect) subset(query string) string {
 	if d.name == Postgres {

@@ -49,6 +49,22 @@ func (r *Registry) Append(ctx context.Context, f Fence, events ...fleet.Event) (
 	})
 }
 
+// Suspected returns which of some nodes are suspect by the ledger: it has told of none
+// that it is heard again, or has joined, since it told that.
+func (r *Registry) Suspected(ctx context.Context, nodes []string) ([]string, error) {
+	var suspected []string
+	err := r.read(ctx, "read who is suspect", func(t *tx) error {
+		return t.each(func(row scanner) error {
+			var id string
+			err := row.Scan(&id)
+			suspected = append(suspected, id)
+			return err
+		}, "SELECT a.value FROM "+t.rows("$1")+" WHERE $2 = (SELECT e.kind FROM {s}fleet_event e WHERE e.node <> '' AND e.node = a.value AND e.kind IN ($2, $3, $4) ORDER BY e.seq DESC LIMIT 1)",
+			t.list(nodes), string(fleet.EventSuspect), string(fleet.EventAlive), string(fleet.EventJoined))
+	})
+	return suspected, err
+}
+
 // where collects conditions and their parameters.
 type where struct {
 	conditions []string

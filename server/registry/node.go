@@ -340,12 +340,12 @@ func (r *Registry) Join(ctx context.Context, rep Report) (Verdict, error) {
 			if err := t.append(&v.Event); err != nil || ready == wasReady || created && ready {
 				return v, err
 			}
-			return v, t.append(&fleet.Event{Kind: readyKind(ready), Node: rep.Node, Code: fleet.Code(rep.Facts.Readiness.Reason), Text: rep.Facts.Readiness.Text})
+			return v, t.append(&fleet.Event{Kind: readyKind(ready), Node: rep.Node, Actor: rep.Node, Code: fleet.Code(rep.Facts.Readiness.Reason), Text: rep.Facts.Readiness.Text})
 		}
 		if ready == wasReady {
 			return Verdict{}, nil
 		}
-		v := Verdict{Event: fleet.Event{Kind: readyKind(ready), Node: rep.Node, Code: fleet.Code(rep.Facts.Readiness.Reason), Text: rep.Facts.Readiness.Text}}
+		v := Verdict{Event: fleet.Event{Kind: readyKind(ready), Node: rep.Node, Actor: rep.Node, Code: fleet.Code(rep.Facts.Readiness.Reason), Text: rep.Facts.Readiness.Text}}
 		return v, t.append(&v.Event)
 	})
 }
