@@ -38,7 +38,8 @@ func WithMinHold(d time.Duration) AcquireOption {
 }
 
 // WithStallAfter ends the term with ReasonNoProgress when Term.Progress was not
-// called with a new marker for this long.
+// called with a new marker for this long. Time in which this process or its host
+// stood still does not count.
 func WithStallAfter(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) { o.stallAfter = d }
 }

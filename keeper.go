@@ -210,6 +210,9 @@ func (k *Keeper) look() time.Duration {
 			continue
 		}
 		sleep = min(sleep, t.times.tick())
+		if t.opts.stallAfter > 0 {
+			sleep = min(sleep, t.opts.stallAfter/4)
+		}
 		t.mu.Lock()
 		if left := t.m.Left(t.m.At()); left > 0 { // to the very end, not to the next tick
 			sleep = min(sleep, left)

@@ -1003,6 +1003,20 @@ func TestNoProgress(t *testing.T) {
 	})
 }
 
+// A stall shorter than the keeper's tick is found as well.
+func TestNoProgressSoon(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, newStore(), tenure.Config{})
+		at := time.Now()
+		term := r.acquire("a", tenure.WithStallAfter(time.Second))
+		<-term.Context().Done()
+		if d := time.Since(at); d < time.Second || d > 1500*time.Millisecond || r.reason(term) != tenure.ReasonNoProgress {
+			t.Errorf("lost for %q after %s, want no_progress after 1s", r.reason(term), d)
+		}
+		_ = r.close()
+	})
+}
+
 // C02: held, lost, candidate, held again with a larger token; nothing carries
 // the old token after the loss.
 func TestC02DoContendsAgain(t *testing.T) {

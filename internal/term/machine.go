@@ -46,7 +46,7 @@ const (
 type Params struct {
 	TTL        time.Duration // as asked; a store may grant less
 	Margin     time.Duration // TrustedUntil = departure + TTL - Margin
-	StallAfter time.Duration // 0: no progress is asked for
+	StallAfter time.Duration // 0: no progress is asked for; else Check has to be called several times in it
 }
 
 // Machine is one term. It is not safe for concurrent use.
@@ -92,6 +92,9 @@ func (m *Machine) Check(now clock.Reading) State {
 	}
 	gap, last := now.Elapsed(m.at), m.at
 	m.at = now
+	if gap >= m.p.StallAfter/2 {
+		m.moved = now // nobody looked: what the work did meanwhile is not known
+	}
 	switch {
 	case m.Left(now) <= 0:
 		switch {

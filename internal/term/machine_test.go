@@ -49,6 +49,32 @@ func TestP3NothingAfterTheEnd(t *testing.T) {
 	}
 }
 
+// Silence counts as no progress only while somebody listened (P9): after a pause of
+// the holder the work has the whole time again to show that it gets on.
+func TestP9NoProgressIsSeenNotAssumed(t *testing.T) {
+	t.Parallel()
+	p := params
+	p.TTL, p.StallAfter = time.Hour, 10*time.Second
+	m := term.New(p, attempt(1), zero, zero, p.TTL)
+	for d := time.Second; d < 10*time.Second; d += time.Second {
+		if m.Check(at(d)) != term.Held {
+			t.Fatalf("lost after %s", d)
+		}
+	}
+	paused := 9*time.Second + 5*time.Minute
+	if m.Check(at(paused)) != term.Held {
+		t.Fatalf("lost for %q by a pause in which nobody looked", m.Reason())
+	}
+	for d := time.Second; d < 10*time.Second; d += time.Second {
+		if m.Check(at(paused+d)) != term.Held {
+			t.Fatalf("lost for %q %s after the pause", m.Reason(), d)
+		}
+	}
+	if m.Check(at(paused+10*time.Second)) != term.Lost || m.Reason() != term.NoProgress {
+		t.Errorf("state %d, reason %q: want lost for no_progress once it was watched for the whole time", m.State(), m.Reason())
+	}
+}
+
 func TestTrustCountsFromDeparture(t *testing.T) {
 	t.Parallel()
 	m := held(t)
