@@ -55,3 +55,27 @@ func TestBrokenOffIsNoFailure(t *testing.T) {
 		}
 	})
 }
+
+// TestBrokenOffForAnother: a renewal that is broken off for the sake of a shorter term
+// is no failure for the terms in it, of which one error would end the term.
+func TestBrokenOffForAnother(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st := newStore()
+		r := newRig(t, st, tenure.Config{TTL: 30 * time.Minute, StandDownOnError: true})
+		long := r.acquire("long")
+		asked := make(chan struct{})
+		slow := func(ctx context.Context, grants []store.Grant) ([]store.Result, error) {
+			st.renew.Store(nil)
+			close(asked)
+			return blackHole(ctx, grants)
+		}
+		st.renew.Store(&slow)
+		<-asked
+		short := r.acquire("short", tenure.WithTTL(ttl))
+		time.Sleep(ttl)
+		if !mayAct(long) || !mayAct(short) {
+			t.Errorf("lost: %v, %v", long.Err(), short.Err())
+		}
+		_ = r.close()
+	})
+}

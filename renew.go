@@ -53,8 +53,8 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 	k.mu.Unlock()
 	sent := k.now()
 	results, err := k.st.Renew(ctx, grants)
-	// Broken off by us: for a release that stands behind it, or since no term is left.
-	broken := errors.Is(ctx.Err(), context.Canceled)
+	// Broken off by us: for a shorter term that waits for its end, or since none is left.
+	broken := err != nil && errors.Is(ctx.Err(), context.Canceled)
 	k.mu.Lock()
 	k.flight = nil
 	k.mu.Unlock()
@@ -73,7 +73,7 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 				k.watchClock(sent, got, r.Record.Now)
 			}
 		}
-		lost := t.answered(grants[i].Attempt, r, err == nil)
+		lost := t.answered(grants[i].Attempt, r, err == nil, broken)
 		if r.Err != nil && !lost {
 			failed++
 			if firstErr == nil {
@@ -101,8 +101,9 @@ func (k *Keeper) renew(ctx context.Context, due []*Term) {
 }
 
 // answered takes in the answer for one term; own says that it is for this term
-// and not for the request as a whole. It reports whether the answer ended it.
-func (t *Term) answered(attempt store.Attempt, r store.Result, own bool) (lost bool) {
+// and not for the request as a whole, broken that the request was broken off by the
+// keeper itself, which is no failure. It reports whether the answer ended it.
+func (t *Term) answered(attempt store.Attempt, r store.Result, own, broken bool) (lost bool) {
 	confirmed := false
 	t.apply(func(m *term.Machine, now clock.Reading) {
 		t.apart = false
@@ -117,6 +118,7 @@ func (t *Term) answered(attempt store.Attempt, r store.Result, own bool) (lost b
 			t.lastErr, t.rival, t.why = r.Err, r.Record, r.Record.Why
 			m.Lose(string(store.Classify(r.Err)), now)
 			lost = true
+		case broken:
 		default:
 			t.lastErr = r.Err
 			if own && errors.Is(r.Err, store.ErrBusy) {
