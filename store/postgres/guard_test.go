@@ -375,3 +375,67 @@ func TestTakeoverIsNotStarved(t *testing.T) {
 		}
 	}
 }
+
+// idle opens a transaction that was told its token is stale, and stays open: it has
+// the guards' advisory lock of the name, and no row.
+func idle(t *testing.T, pool *pgxpool.Pool, name string) {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	current := true
+	if err := tx.QueryRow(t.Context(), "SELECT tenure_current($1, 999)", name).Scan(&current); err != nil || current {
+		t.Fatalf("a token that was never granted: got current %t, %v", current, err)
+	}
+}
+
+// TestTakeoverOfAFreeRow: who has only the guards' advisory lock holds off no term
+// whose row is free.
+func TestTakeoverOfAFreeRow(t *testing.T) {
+	t.Parallel()
+	_, pool := fresh(t)
+	s := open(t, pool, postgres.Config{TakeoverWait: limit})
+	g := hold(t, s, request("job"))
+	idle(t, pool, g.Name)
+	began := time.Now()
+	if rec, err := s.Acquire(bounded(t), replacing(g)); err != nil || rec.Token != g.Token+1 || time.Since(began) > limit/3 { // it would wait for half of the time left
+		t.Errorf("got token %s, %v after %s, want the next term without the lock", rec.Token, err, time.Since(began))
+	}
+}
+
+// TestTakeoverOnceTheRowIsFree: nor one whose row becomes free while the takeover
+// waits for that lock.
+func TestTakeoverOnceTheRowIsFree(t *testing.T) {
+	t.Parallel()
+	_, pool := fresh(t)
+	s := open(t, pool, postgres.Config{TakeoverWait: 2 * time.Second})
+	g := hold(t, s, request("job"))
+	idle(t, pool, g.Name)
+	guarded, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer guarded.Rollback(context.Background())
+	if err := postgres.Guard(t.Context(), guarded, "", g.Name, g.Token); err != nil {
+		t.Fatal(err)
+	}
+	freed := make(chan error, 1)
+	go func() {
+		for waits := false; !waits; {
+			if err := pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))").Scan(&waits); err != nil {
+				freed <- err
+				return
+			}
+		}
+		freed <- guarded.Rollback(t.Context())
+	}()
+	rec, err := s.Acquire(bounded(t), replacing(g))
+	if err != nil || rec.Token != g.Token+1 {
+		t.Errorf("got token %s, %v, want the next term", rec.Token, err)
+	}
+	if err := <-freed; err != nil {
+		t.Error(err)
+	}
+}

@@ -54,6 +54,9 @@ END $$;
 -- going on with one does not. If somebody has the row it first waits for the guards'
 -- advisory lock: once, for all who have it, and who comes later stands behind it. For
 -- the row alone it would wait for one guard after the other, with new ones going past.
+-- That lock may be held by who does not have the row: a refused guard whose
+-- transaction stays open, or guards of another name with the same hash. If it cannot
+-- be had in time, the row is tried once more.
 CREATE FUNCTION {{schema}}.tenure_acquire(
 	p_name text, p_holder text, p_ttl_us bigint, p_attempt text, p_known text,
 	p_replace_token bigint, p_replace_known text, p_min_hold_us bigint, p_if_revision text,
@@ -75,8 +78,15 @@ BEGIN
 		ELSE
 			SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE SKIP LOCKED;
 			IF NOT FOUND THEN
-				PERFORM pg_advisory_xact_lock({{guards}}, hashtext(p_name));
-				SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE;
+				BEGIN
+					PERFORM pg_advisory_xact_lock({{guards}}, hashtext(p_name));
+					SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE;
+				EXCEPTION WHEN lock_not_available THEN
+					SELECT * INTO lease FROM {{schema}}.tenure_lease l WHERE l.name = p_name FOR UPDATE SKIP LOCKED;
+					IF NOT FOUND AND EXISTS (SELECT FROM {{schema}}.tenure_lease l WHERE l.name = p_name) THEN
+						RAISE;
+					END IF;
+				END;
 			END IF;
 		END IF;
 		IF NOT FOUND THEN
