@@ -198,8 +198,15 @@ func (m *jobMetrics) run(ctx context.Context) {
 		all.Go(func() {
 			tick := time.NewTicker(m.period)
 			defer tick.Stop()
+			showing := ctx
+			if o.what == gatewayOutlet { // a push that is broken off might arrive after the one of the end
+				var broken context.CancelFunc
+				showing, broken = context.WithCancel(context.WithoutCancel(ctx))
+				defer broken()
+				defer context.AfterFunc(ctx, func() { time.AfterFunc(pushAtEnd, broken) })()
+			}
 			for {
-				m.show(ctx, o, pushTime)
+				m.show(showing, o, pushTime)
 				select {
 				case <-ctx.Done():
 					return
