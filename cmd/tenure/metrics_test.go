@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -122,6 +123,41 @@ func (g *gateway) group(result string) map[string]float64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return maps.Clone(g.groups[result])
+}
+
+// TestRunPushesInTurn: what a run pushes at its end comes after what it pushed before,
+// however long that is under way, or the gateway would keep the older.
+func TestRunPushesInTurn(t *testing.T) {
+	t.Parallel()
+	var busy, passed atomic.Bool
+	slow, another := make(chan struct{}, 1), make(chan struct{}, 100)
+	g := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		text, _ := io.ReadAll(r.Body) // what is broken off is an older push too
+		if !bytes.Contains(text, []byte("tenure_lease_token")) || !busy.CompareAndSwap(false, true) {
+			if busy.Load() {
+				another <- struct{}{}
+			}
+			return
+		}
+		slow <- struct{}{}
+		select {
+		case <-another:
+			passed.Store(true)
+		case <-time.After(time.Second):
+		}
+		busy.Store(false)
+	}))
+	defer g.Close()
+	finish := filepath.Join(t.TempDir(), "finish")
+	p := start(t, "run", "job", "--store", fileStore(t), "--metrics-push", g.URL, "--", "sh", "-c", "while [ ! -e "+finish+" ]; do sleep 0.02; done")
+	<-slow
+	if err := os.WriteFile(finish, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.wait().clean(t, exitOK)
+	if passed.Load() {
+		t.Error("the last push came while an older one was under way")
+	}
 }
 
 // TestRunMetrics: what a run shows while it waits, runs and has ended, in a file and
