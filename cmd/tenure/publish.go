@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -147,16 +147,16 @@ unchanged. Links and empty directories are not published.`,
 }
 
 // inside reports whether a target is dir, or a directory below it.
-func inside(dir, url string) bool {
-	path, ok := strings.CutPrefix(url, "file://")
-	if !ok {
+func inside(dir, target string) bool {
+	u, err := url.Parse(target)
+	if err != nil || u.Scheme != "file" {
 		return false
 	}
 	top, err := os.Stat(dir)
 	if err != nil {
 		return false
 	}
-	for at := filepath.FromSlash(path); ; at = filepath.Dir(at) {
+	for at := filepath.FromSlash(u.Path); ; at = filepath.Dir(at) {
 		if info, err := os.Stat(at); err == nil && os.SameFile(info, top) {
 			return true
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tenurehq/tenure/fence/publish"
+	"github.com/tenurehq/tenure/fence/publish/target"
 )
 
 // writeFiles makes a directory of files that all say tag.
@@ -195,6 +196,25 @@ func TestBarLine(t *testing.T) {
 	} {
 		if got := barLine("uploading", tc.p, tc.moved, tc.took); got != tc.want {
 			t.Errorf("got %q, want %q", got, tc.want)
+		}
+	}
+}
+
+// TestInside: a target within the directory that is published is seen as that,
+// whatever its name is in a URL.
+func TestInside(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "my dir %41")
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	for at, want := range map[string]bool{dir: true, filepath.Join(dir, "t"): true, filepath.Dir(dir): false, dir + "2": false, "s3://my-dir/t": false} {
+		clean, err := target.Clean(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := inside(dir, clean); got != want {
+			t.Errorf("%s in %s: got %t, want %t", at, dir, got, want)
 		}
 	}
 }

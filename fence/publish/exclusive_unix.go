@@ -10,14 +10,19 @@ import (
 	"syscall"
 )
 
-// exclusive makes the directory work and keeps other processes from fetching by
-// way of it until end is called, or this process ends.
+// exclusive makes the directory work, of this user alone, and keeps other processes
+// from fetching by way of it until end is called, or this process ends.
 func exclusive(work string) (end func(), err error) {
 	for {
-		if err := os.MkdirAll(work, 0o750); err != nil {
+		if err := os.Mkdir(work, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, localFailure("fetch", err)
 		}
-		f, err := os.OpenFile(filepath.Join(work, "in-use"), os.O_CREATE|os.O_RDWR, 0o600)
+		if err := own(work); errors.Is(err, os.ErrNotExist) {
+			continue // as below
+		} else if err != nil {
+			return nil, err
+		}
+		f, err := os.OpenFile(filepath.Join(work, inUse), os.O_CREATE|os.O_RDWR, 0o600)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // its user has just finished
 		} else if err != nil {
@@ -37,4 +42,18 @@ func exclusive(work string) (end func(), err error) {
 		}
 		_ = f.Close() // its user removed it when it finished
 	}
+}
+
+// own returns an error unless dir is a directory of this user into which nobody else
+// may write: whoever may could have files written through links.
+func own(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return localFailure("fetch", err)
+	}
+	sys, ok := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || !ok || int(sys.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("publish: fetch: %s: %w: it is no directory of this user alone: remove it", dir, ErrOccupied)
+	}
+	return nil
 }

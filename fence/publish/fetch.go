@@ -27,6 +27,9 @@ type marker struct {
 // not make.
 var ErrOccupied = errors.New("publish: directory holds something else")
 
+// inUse is the name of the file in the directory beside that says so.
+const inUse = "in-use"
+
 // ErrFetching reports that another process is fetching into the directory.
 var ErrFetching = errors.New("publish: another fetch into the directory is under way")
 
@@ -114,21 +117,21 @@ func (s *Set) fetch(ctx context.Context, dir, work string, how Transfer) error {
 		return localFailure("fetch", err)
 	}
 	for _, o := range others { // of fetches of other sets that were interrupted
-		if o.IsDir() && o.Name() != s.Attempt {
+		if o.Name() != inUse && (!o.IsDir() || o.Name() != s.Attempt) {
 			if err := os.RemoveAll(filepath.Join(work, o.Name())); err != nil {
 				return localFailure("fetch", err)
 			}
 		}
 	}
 	staged := filepath.Join(work, s.Attempt)
+	if err := s.only(staged); err != nil {
+		return err
+	}
 	meter := newMeter(s.Manifest, how.Progress)
 	err = each(ctx, how.Parallel, s.Manifest.Files, func(ctx context.Context, f File) error {
 		return s.fetchFile(ctx, staged, f, meter)
 	})
 	if err != nil {
-		return err
-	}
-	if err := s.only(staged); err != nil {
 		return err
 	}
 	text, err := json.MarshalIndent(marker{Name: s.Name, Attempt: s.Attempt, Token: s.Token, Seq: s.Seq, Manifest: s.Manifest}, "", "  ")
@@ -166,7 +169,10 @@ func (s *Set) fetchFile(ctx context.Context, staged string, f File, meter *meter
 		return err
 	}
 	defer r.Close()
-	w, err := os.Create(path)
+	if err := os.RemoveAll(path); err != nil { // it may be another file's second name
+		return localFailure("fetch", err)
+	}
+	w, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // as above
 	if err != nil {
 		return localFailure("fetch", err)
 	}
@@ -176,13 +182,22 @@ func (s *Set) fetchFile(ctx context.Context, staged string, f File, meter *meter
 	}})
 	if err != nil {
 		_ = w.Close() // it is not whole
-		return fmt.Errorf("publish: fetch: %w", err)
+		return fetchFailure(err)
 	}
 	if err := w.Close(); err != nil {
 		return localFailure("fetch", err)
 	}
 	meter.done(f.Path, false)
 	return nil
+}
+
+// fetchFailure says once that it was a fetch that failed.
+func fetchFailure(err error) error {
+	var here *LocalError
+	if errors.As(err, &here) {
+		return here
+	}
+	return fmt.Errorf("publish: fetch: %w", err)
 }
 
 // written tells errors of a local file from those of what is copied into it.
@@ -216,16 +231,19 @@ func (s *Set) intact(ctx context.Context, dir string) bool {
 	return have == s.Digest
 }
 
-// only removes from dir what the set does not have: an interrupted fetch of it
-// leaves nothing else, but a file may have been put there since.
+// only removes from dir what the set does not have, and links: an interrupted fetch
+// of it leaves nothing else, but something may have been put there since.
 func (s *Set) only(dir string) error {
 	var extra []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if path == dir && errors.Is(err, fs.ErrNotExist) {
+			return fs.SkipAll
+		}
 		if err != nil || d.IsDir() {
 			return err
 		}
 		rel, err := filepath.Rel(dir, path)
-		if _, ok := s.Manifest.find(filepath.ToSlash(rel)); !ok {
+		if _, ok := s.Manifest.find(filepath.ToSlash(rel)); !ok || !d.Type().IsRegular() {
 			extra = append(extra, path)
 		}
 		return err
@@ -271,7 +289,10 @@ func SyncTree(ctx context.Context, dir string) error {
 		if err != nil || !d.IsDir() && !d.Type().IsRegular() {
 			return err
 		}
-		return syncFile(path)
+		if err = syncFile(path); errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(path, ".tmp") {
+			return nil // as above
+		}
+		return err
 	})
 }
 

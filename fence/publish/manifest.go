@@ -80,6 +80,7 @@ func (m Manifest) Check() error {
 		return &store.InvalidError{Field: "files", Value: fmt.Sprint(len(m.Files)), Rule: fmt.Sprintf("at most %d files are one set: pack some together", MaxFiles)}
 	}
 	size := 0
+	files := make(map[string]bool, len(m.Files))
 	for i, f := range m.Files {
 		if err := CheckPath(f.Path); err != nil {
 			return err
@@ -90,6 +91,12 @@ func (m Manifest) Check() error {
 		if i > 0 && m.Files[i-1].Path >= f.Path {
 			return &store.InvalidError{Field: "file", Value: f.Path, Rule: "the paths are distinct and in byte order"}
 		}
+		for dir := path.Dir(f.Path); dir != "."; dir = path.Dir(dir) { // in byte order a file is before what is below it
+			if files[dir] {
+				return &store.InvalidError{Field: "file", Value: f.Path, Rule: fmt.Sprintf("%q is a file and no directory", dir)}
+			}
+		}
+		files[f.Path] = true
 		size += len(f.Path) + 120
 	}
 	if size > MaxManifest {

@@ -63,6 +63,11 @@ func Begin(ctx context.Context, l *Ledger, target *Target, name string, token fe
 	if err := errors.Join(store.CheckName(name), m.Check()); err != nil {
 		return nil, err
 	}
+	if target.Check != nil {
+		if err := target.Check(name, m); err != nil {
+			return nil, err
+		}
+	}
 	if token < 1 {
 		return nil, &store.InvalidError{Field: "token", Value: token.String(), Rule: "that of the term, 1 or more"}
 	}
@@ -337,7 +342,7 @@ func (e *BucketError) Unwrap() error { return e.Err }
 // Denied reports whether the bucket does not know the credentials, or does not
 // allow them this, or there are none.
 func (e *BucketError) Denied() bool {
-	if gcerrors.Code(e.Err) == gcerrors.PermissionDenied {
+	if gcerrors.Code(e.Err) == gcerrors.PermissionDenied || errors.Is(e.Err, fs.ErrPermission) {
 		return true
 	}
 	var s3 interface{ ErrorCode() string } // https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html

@@ -16,6 +16,9 @@ type Target struct {
 	// URL names the bucket in the ledger, so that readers and sweeps find it. It
 	// holds no credentials.
 	URL string
+	// Check returns an error matching store.ErrInvalid if the bucket cannot keep
+	// publications under a name with these files. Nil if it can keep all.
+	Check func(name string, m Manifest) error
 	// Sync puts the objects below a prefix on disk, with their names, before they
 	// are published. Nil if the bucket does so before it acknowledges a write.
 	Sync func(ctx context.Context, prefix string) error

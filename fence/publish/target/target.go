@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"gocloud.dev/blob/fileblob"
@@ -105,7 +106,7 @@ func openDirectory(name, dir string, create bool) (*publish.Target, error) {
 		return nil, &publish.BucketError{Doing: "open", Object: name, Err: err}
 	}
 	return &publish.Target{
-		Bucket: bucket, URL: name,
+		Bucket: bucket, URL: name, Check: checkDirectory,
 		Sync: func(ctx context.Context, prefix string) error {
 			if err := publish.SyncTree(ctx, filepath.Join(dir, filepath.FromSlash(prefix))); err != nil {
 				return err
@@ -114,6 +115,29 @@ func openDirectory(name, dir string, create bool) (*publish.Target, error) {
 		},
 		Prune: func(prefix string) error { return prune(filepath.Join(dir, filepath.FromSlash(prefix))) },
 	}, nil
+}
+
+// longestFile is what of a name of 255 bytes is left beside the ending of a temporary
+// file, which looks like unfinished.
+const longestFile = 234
+
+var unfinished = regexp.MustCompile(`\.[0-9a-f]{16}\.tmp$`)
+
+// checkDirectory returns an error for what fileblob does not keep under its own name:
+// it escapes "../" and what looks escaped in the names of files, but not in what it
+// lists by; and it writes to a temporary file beside the final one.
+func checkDirectory(name string, m publish.Manifest) error {
+	if strings.Contains(name+"/", "../") || strings.Contains(name, "__0x") {
+		return &store.InvalidError{Field: "lease", Value: name, Rule: `no part that ends in ".." and no "__0x", to publish to a directory`}
+	}
+	for _, f := range m.Files {
+		for part := range strings.SplitSeq(strings.ReplaceAll(f.Path, "../", "..__0x2f__"), "/") {
+			if len(part) > longestFile || unfinished.MatchString(part) {
+				return &store.InvalidError{Field: "file", Value: f.Path, Rule: fmt.Sprintf("names of at most %d bytes, and none of a temporary file, to publish to a directory", longestFile)}
+			}
+		}
+	}
+	return nil
 }
 
 // syncParents puts the directories from dir down to prefix on disk.
