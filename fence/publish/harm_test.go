@@ -170,9 +170,9 @@ func TestTargetURLs(t *testing.T) {
 	for _, bad := range []string{
 		"s3://key:secret@bucket", "s3://bucket?endpoint=http://user:secret@host", "s3://bucket?endpoint=host%3Fkey%3Dsecret@x",
 		"s3://bucket?secret_access_key=secret", "s3://bucket?endpoint=https://secret@host/", "s3://bucket?endpoint=ftp://host", "s3://bucket?use_path_style=yes%00",
-		"s3://user:secret@%zz",
+		"s3://user:secret@%zz", "s3://bucket?endpoint=https://h%3Fkey%3Dsecret", "s3://bucket?endpoint=https://h%3Fkey%3Dsecret@x",
 	} {
-		if got, err := target.Clean(bad); !errors.Is(err, store.ErrInvalid) || strings.Contains(err.Error(), "secret@") || strings.Contains(err.Error(), "=secret") {
+		if got, err := target.Clean(bad); !errors.Is(err, store.ErrInvalid) || strings.Contains(strings.ReplaceAll(err.Error(), "secret_access_key", ""), "secret") {
 			t.Errorf("%s: got %q, %v, want it refused and not repeated", bad, got, err)
 		}
 	}

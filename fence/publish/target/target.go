@@ -71,10 +71,8 @@ func shown(s string) string {
 		return scheme + "://…"
 	}
 	query := u.Query()
-	for name, values := range query {
-		if !s3Parameters[name] || strings.Contains(strings.Join(values, ""), "@") {
-			query.Set(name, "xxxxx")
-		}
+	for name := range query {
+		query.Set(name, "xxxxx")
 	}
 	u.RawQuery = query.Encode()
 	return u.Redacted()
